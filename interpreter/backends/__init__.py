@@ -1,0 +1,1 @@
+"""How sandboxes are made: one contract (``base``), and one package or module per backend."""

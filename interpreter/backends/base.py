@@ -1,0 +1,123 @@
+"""The contract of a backend: what a sandbox needs from the host, and nothing about what runs in it.
+
+A backend makes the confinement, starts the boot process (``sandboxd``) in it, and can end all of it from outside without
+any help from inside. It knows nothing of links, kernels or executions.
+
+What each call means at every moment:
+- ``Backend.start`` returns once the boot process exists; that it works is only known when it dials the link. A cancelled
+  or failed ``start`` has left no process, cgroup or mount behind.
+- ``Sandbox.stop`` may be called any number of times, also while another call of it runs and after the sandbox has ended by
+  itself. When it returns, no process of the sandbox is left on the host.
+- ``Sandbox.wait`` may be waited for by many, any number of times.
+- ``Backend.aclose`` frees what the backend itself holds; sandboxes are stopped by their owner before.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal, NewType
+
+SandboxId = NewType("SandboxId", str)
+"""16 hexadecimal digits, unguessable; names directories and cgroups, so socket paths stay under 108 bytes."""
+
+Network = Literal["none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the tenant gets, per sandbox. cpus: cores, fractions allowed. tmp_mib: of each writable tmpfs."""
+
+    memory_mib: int = 1024
+    cpus: float = 1.0
+    pids: int = 256
+    tmp_mib: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What to start.
+
+    uid, gid: kernel ids of the scope, already the owner of ``workspace`` and ``user``; None: the service's own.
+    workspace, user: host directories to be ``/opt/workspace`` and ``/opt/user`` inside (may be the same one). They exist, and
+    no tenant can write their parents. link_dir: service-owned host directory, seen read-only at ``/run/cellbox``.
+    environment: of the tenant's programs, complete.
+    """
+
+    id: SandboxId
+    uid: int | None
+    gid: int | None
+    workspace: Path
+    user: Path
+    link_dir: Path
+    limits: Limits = field(default_factory=Limits)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    network: Network = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """memory_bytes: in use now, None where the host does not count. oom_kills: since the start. processes: now."""
+
+    memory_bytes: int | None
+    oom_kills: int
+    processes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxExit:
+    """How a sandbox ended. oom: its memory limit killed something in it. status: exit code, 128+n for signal n."""
+
+    status: int | None
+    oom: bool = False
+
+
+class BackendError(Exception):
+    """The backend could not do it. The text is for the caller: one sentence, without host paths."""
+
+
+class BackendUnavailable(BackendError):
+    """This host cannot serve with this backend now. The text says what is wrong and what to do or type."""
+
+
+class Sandbox(abc.ABC):
+    """A started sandbox."""
+
+    id: SandboxId
+
+    @abc.abstractmethod
+    async def stop(self) -> None:
+        """End all of it; return when no process is left. Raises BackendError if one is still there after 5 s."""
+
+    @abc.abstractmethod
+    async def wait(self) -> SandboxExit:
+        """Return how it ended, once it has."""
+
+    @abc.abstractmethod
+    def stats(self) -> Stats:
+        """Read the counters. Cheap (a few small files), never raises: an ended sandbox gives its last numbers."""
+
+
+class Backend(abc.ABC):
+    """Makes sandboxes."""
+
+    name: ClassVar[Literal["docker", "bubblewrap", "process", "fake"]]
+    single_tenant: bool = False
+    """True where only one scope may be served, since scopes could not be kept apart."""
+
+    @abc.abstractmethod
+    async def check(self) -> list[str]:
+        """Prove that sandboxes can be made here; return warnings for the operator. Raises BackendUnavailable."""
+
+    @abc.abstractmethod
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox. Raises BackendError or BackendUnavailable."""
+
+    @abc.abstractmethod
+    async def remove_leftovers(self) -> int:
+        """End and remove what an earlier service on this data root left behind; return how many sandboxes that were."""
+
+    async def aclose(self) -> None:
+        """Free what the backend holds."""

@@ -1,0 +1,296 @@
+"""What crosses the link between the service and a sandbox: framed, bounded, schema-checked messages.
+
+Both ends use this module and nothing else of each other. A frame is a 4-byte big-endian length and that many bytes of
+msgpack; the length is checked before the body is read. Every string, list and integer has a bound, unknown fields and
+extension types are refused, so a hostile peer can end its own connection and no more.
+
+Promises: ``decode`` raises ``ProtocolError`` and nothing else, whatever the bytes.
+Leaves to its users: who may send what when, budgets per execution, and looking ids up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+VERSION = 1
+LINK_SOCKET = "link.sock"
+"""Name of the socket in the link directory (``/run/cellbox`` inside)."""
+
+MAX_FRAME_TO_SANDBOX = 40 * 2**20
+"""A whole request body is at most 32 MiB; msgpack adds little to it."""
+
+_LENGTH = struct.Struct(">I")
+
+Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+\Z")]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Sentence = Annotated[str, Meta(max_length=2000)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Status = Literal["ok", "error", "timeout", "interrupted", "died", "cancelled"]
+Reason = Literal["oom", "crash", "exit", "killed", "timeout", "idle", "deleted", "restart"]
+StreamName = Literal["stdout", "stderr"]
+
+
+class ProtocolError(Exception):
+    """The peer sent something that no honest peer sends. The connection that carried it is closed."""
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
+    """Base of all messages: immutable, tagged with the class name."""
+
+
+class Part(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of what messages are made of."""
+
+
+# --- how a sandbox is told what it is -------------------------------------------------------------------------------
+
+
+class BootConfig(Part):
+    """The one argument of the boot process, as JSON. Holds no secret: the tenant can read it.
+
+    link: path of the socket to dial. workspace: directory of the session. user: long-term directory of the scope.
+    kernels: directory of our kernelspecs. runtime: private directory for connection files and ipc sockets (short path).
+    environment: variables of the tenant's programs, complete. seccomp: install the filter first of all.
+    """
+
+    link: str
+    workspace: str
+    user: str
+    kernels: str
+    runtime: str
+    environment: dict[str, str]
+    seccomp: bool = True
+
+
+# --- service -> sandbox ---------------------------------------------------------------------------------------------
+
+
+class OutputLimits(Part):
+    """Bytes of UTF-8. ``text`` is for stdout and stderr each, with the line that says what was left out."""
+
+    text: Count
+    results: Count
+    spill: Count
+
+
+class Execute(Message):
+    """Run ``code``. The kernel of (language, context) is started at need if ``stateful``; a stateless run is fresh.
+
+    The service sends one execution at a time for a kernel. Answered by ``Finished`` or ``Refused``, exactly once.
+    timeout_s: of the run only. grace_s: from the interrupt to the end of the kernel.
+    """
+
+    id: Id
+    language: Name
+    code: str
+    timeout_s: Seconds
+    grace_s: Seconds
+    limits: OutputLimits
+    stateful: bool = False
+    context: Id = "default"
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    stdin: str | None = None
+    allow_input: bool = False
+
+
+class Cancel(Message):
+    """End execution ``id``: interrupt it (stateful, with the ladder of a timeout) or kill it (stateless)."""
+
+    id: Id
+
+
+class StopKernel(Message):
+    """End the kernel of (language, context), and start a new one if ``restart``. Answered by ``KernelStopped``.
+
+    What runs in it ends as ``cancelled``. An absent kernel is answered with ``existed`` false.
+    """
+
+    request: Id
+    language: Name
+    context: Id
+    restart: bool = False
+
+
+class Shutdown(Message):
+    """End everything and exit."""
+
+
+ToSandbox = Execute | Cancel | StopKernel | Shutdown
+
+
+# --- sandbox -> service ---------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First message, once. languages: names of the kernels and of the stateless interpreters there are."""
+
+    version: Annotated[int, Meta(ge=0, le=2**31)]
+    kernels: Annotated[list[Name], Meta(max_length=64)]
+    stateless: Annotated[list[Name], Meta(max_length=16)]
+
+
+class Preparing(Message):
+    """``id`` waits for a kernel to start: the clock of its timeout does not run until ``Started``."""
+
+    id: Id
+
+
+class Started(Message):
+    """The code of ``id`` begins to run. Sent only after ``Preparing``: otherwise it began on arrival."""
+
+    id: Id
+
+
+class Progress(Message):
+    """Output so far of an execution that takes long, so that little is lost if the sandbox dies. At most the first
+    half of the text limit per stream; sent at most four times a second; never needed when ``Finished`` comes."""
+
+    id: Id
+    stream: StreamName
+    text: Annotated[str, Meta(max_length=2**20)]
+
+
+class UserError(Part):
+    """An uncaught error of the user's code, without ANSI codes."""
+
+    name: Annotated[str, Meta(max_length=1000)]
+    value: Annotated[str, Meta(max_length=100_000)]
+    traceback: Annotated[list[Annotated[str, Meta(max_length=100_000)]], Meta(max_length=200)]
+
+
+class Result(Part):
+    """One rich output. ``data`` holds text kinds as they are, ``json`` the JSON kinds as JSON texts; both by MIME type.
+
+    ``omitted``: did not fit the limit; then ``data`` is empty and ``mime`` and ``size`` say what is missing.
+    """
+
+    type: Literal["result", "display", "update", "omitted"]
+    data: Annotated[dict[Annotated[str, Meta(max_length=200)], str], Meta(max_length=64)] = {}
+    json: Annotated[dict[Annotated[str, Meta(max_length=200)], str], Meta(max_length=64)] = {}
+    metadata: Annotated[str, Meta(max_length=1_000_000)] = "{}"
+    display_id: Annotated[str, Meta(max_length=200)] | None = None
+    mime: Annotated[str, Meta(max_length=200)] | None = None
+    size: Count | None = None
+
+
+class Outcome(Part):
+    """How an execution ended. ``stdout`` and ``stderr`` are cut to the text limit; ``*_bytes`` count all of it.
+
+    kernel (stateful): ``new`` it was started for this execution, ``kept`` it was there before; ``lost``: whether it was
+    there before or not, it is gone now.
+    """
+
+    status: Status
+    exit_code: ExitCode
+    run_ms: Count
+    stdout: str = ""
+    stderr: str = ""
+    stdout_bytes: Count = 0
+    stderr_bytes: Count = 0
+    truncated: bool = False
+    reason: Reason | None = None
+    results: Annotated[list[Result], Meta(max_length=10_000)] = []
+    error: UserError | None = None
+    execution_count: Count | None = None
+    kernel: Literal["new", "kept", "lost"] | None = None
+
+
+class Finished(Message):
+    """The end of execution ``id``. sandbox_unsafe: something of it could not be ended from inside; stop the sandbox."""
+
+    id: Id
+    outcome: Outcome
+    sandbox_unsafe: bool = False
+
+
+class Refused(Message):
+    """Execution ``id`` did not run. ``code`` is one of API.md's: ``cwd_not_found``, ``unknown_language``,
+    ``kernel_start_failed``, ``unsupported_field``."""
+
+    id: Id
+    code: Literal["cwd_not_found", "unknown_language", "kernel_start_failed", "unsupported_field", "run_start_failed"]
+    message: Sentence
+
+
+class KernelGone(Message):
+    """A kernel ended between executions."""
+
+    language: Name
+    context: Id
+    reason: Reason
+
+
+class KernelStopped(Message):
+    """Answer to ``StopKernel``."""
+
+    request: Id
+    existed: bool
+
+
+FromSandbox = Hello | Preparing | Started | Progress | Finished | Refused | KernelGone | KernelStopped
+
+
+# --- frames ---------------------------------------------------------------------------------------------------------
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def _no_extensions(code: int, _data: memoryview) -> Any:
+    raise msgspec.ValidationError(f"extension type {code}")
+
+
+_to_sandbox: msgspec.msgpack.Decoder[ToSandbox] = msgspec.msgpack.Decoder(ToSandbox, ext_hook=_no_extensions)
+_from_sandbox: msgspec.msgpack.Decoder[FromSandbox] = msgspec.msgpack.Decoder(FromSandbox, ext_hook=_no_extensions)
+
+
+def encode(message: ToSandbox | FromSandbox) -> bytes:
+    """Return the frame of ``message``, its length first. Strings must not hold lone surrogates."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_to_sandbox(body: bytes) -> ToSandbox:
+    """Return the message in ``body``, which the service sent. Raises ProtocolError."""
+    return _decode(_to_sandbox, body)
+
+
+def decode_from_sandbox(body: bytes) -> FromSandbox:
+    """Return the message in ``body``, which a sandbox sent. Raises ProtocolError."""
+    return _decode(_from_sandbox, body)
+
+
+async def read_frame(reader: asyncio.StreamReader, *, limit: int) -> bytes | None:
+    """Return the body of the next frame, or None at an orderly end between frames.
+
+    limit: bytes. Raises ProtocolError for a longer or a broken-off frame; nothing of a longer one is read.
+    """
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    except asyncio.IncompleteReadError as error:
+        if not error.partial:
+            return None
+        raise ProtocolError("the connection ended inside a frame's length") from error
+    if length > limit:
+        raise ProtocolError(f"a frame of {length} bytes; the limit is {limit}")
+    try:
+        return await reader.readexactly(length)
+    except asyncio.IncompleteReadError as error:
+        raise ProtocolError("the connection ended inside a frame") from error
+
+
+_M = TypeVar("_M")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_M], body: bytes) -> _M:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"not a message: {type(error).__name__}") from error
