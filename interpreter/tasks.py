@@ -1,0 +1,63 @@
+"""Tasks that somebody owns, and cleanups that run to their end.
+
+Promises: a task started here is named, referenced until it ends, and its failure is logged once; ``Tasks.aclose`` leaves
+none running.
+Leaves to callers: what to do about a failure, and every limit of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Tasks:
+    """The tasks of one owner."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
+        """Start ``work`` now and keep it until it ends. A failure is logged, also if nobody awaits the task."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def __len__(self) -> int:
+        """How many have not ended."""
+        return len(self._running)
+
+    async def aclose(self, *, within_s: float) -> None:
+        """Cancel all and wait until they have ended, at most ``within_s`` seconds. May be called twice."""
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            _, left = await asyncio.wait(set(self._running), timeout=within_s)
+            for task in left:
+                log.error("a task did not end", extra={"task": task.get_name()})
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task failed", extra={"task": task.get_name()}, exc_info=error)
+
+
+async def finish(cleanup: Coroutine[Any, Any, None], *, within_s: float) -> None:
+    """Run ``cleanup`` to its end even while being cancelled, then re-raise. TimeoutError past ``within_s`` seconds."""
+    task = asyncio.get_running_loop().create_task(asyncio.wait_for(cleanup, within_s), name="cleanup")
+    interrupted: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if interrupted is not None:
+        raise interrupted from (None if task.cancelled() else task.exception())
+    task.result()
