@@ -1,0 +1,151 @@
+"""Fixtures: ``serve`` starts services with given settings; ``cellbox`` is one with the defaults, shared by a module;
+``scope`` is a fresh scope name; ``Cellbox.processes`` looks for a sandbox's processes on the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+KEY = "a-key-for-the-tests-of-cellbox"
+_uid_bases = itertools.count(400_000 + (os.getpid() % 1000) * 1000, 100)
+
+
+class Cellbox:
+    """A running service, and what a client and an operator see of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, root: Path, uid_base: int) -> None:
+        self.process = process
+        self.url = url
+        self.root = root
+        self.uid_base = uid_base
+        self.client = httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=90)
+
+    def post(self, **fields: Any) -> httpx.Response:
+        return self.client.post("/v1/exec", json=fields)
+
+    def exec(self, code: str, *, language: str = "python", scope: str, **fields: Any) -> dict[str, Any]:
+        """The answer of an exec that must be a 200."""
+        response = self.post(scope=scope, language=language, code=code, **fields)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def cell(self, code: str, *, scope: str, **fields: Any) -> dict[str, Any]:
+        return self.exec(code, scope=scope, stateful=True, **fields)
+
+    def processes(self) -> dict[int, str]:
+        """pid -> command line of every process on the host that belongs to a scope of this service."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                status = (entry / "status").read_text()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+            uid = int(fields["Uid"].split()[0])
+            if self.uid_base <= uid < self.uid_base + 100 and not fields["State"].startswith("Z"):
+                found[int(entry.name)] = command or fields["Name"]
+        return found
+
+    def wait_for(self, condition: Callable[[], bool], *, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not so within {within_s} s; processes: {self.processes()}"
+            time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(root: Path, **settings: str) -> Iterator[Cellbox]:
+    """A service on a data root of its own. ``settings``: SANDBOX_* without the prefix, in lower case."""
+    port, uid_base = _free_port(), next(_uid_bases)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SANDBOX_")}
+    values = {
+        "data_root": str(root / "data"),
+        "listen": f"127.0.0.1:{port}",
+        "api_key": KEY,
+        "runtime_backend": "bubblewrap",
+        "uid_base": str(uid_base),
+        **settings,
+    }
+    environment |= {f"SANDBOX_{name.upper()}": value for name, value in values.items()}
+    log = root / "service.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "interpreter", "serve"], env=environment, stdout=output, stderr=output
+        )
+    cellbox = Cellbox(process, f"http://127.0.0.1:{port}", root / "data", uid_base)
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                if cellbox.client.get("/healthz").status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield cellbox
+    finally:
+        cellbox.client.close()
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    assert process.returncode == 0, log.read_text()
+    assert not cellbox.processes()
+    assert not list((root / "data" / ".run").glob("*/link.sock"))
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def _bubblewrap_is_there() -> bool:
+    return shutil.which("bwrap") is not None and os.geteuid() == 0
+
+
+@pytest.fixture(scope="module")
+def cellbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cellbox]:
+    if not _bubblewrap_is_there():
+        pytest.skip("needs root and bubblewrap: apt-get install bubblewrap")
+    with running(tmp_path_factory.mktemp("cellbox")) as service:
+        yield service
+
+
+@pytest.fixture
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cellbox]]:
+    if not _bubblewrap_is_there():
+        pytest.skip("needs root and bubblewrap: apt-get install bubblewrap")
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(running(tmp_path_factory.mktemp("cellbox"), **settings))
+
+
+@pytest.fixture
+def scope() -> str:
+    return f"s{secrets.token_hex(4)}"
