@@ -1,0 +1,165 @@
+"""What programs write: pipes read without blocking, and text kept within a limit.
+
+``Capture`` keeps the first and the last bytes of one stream and counts all of them; ``PipeReader`` feeds it.
+
+Promises: memory is bounded by twice the limit however much is written; the text is valid UTF-8 of whole characters, bad
+bytes replaced, no lone surrogates, never longer than the limit.
+Leaves to its users: which execution a byte belongs to, and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+from collections.abc import Callable
+
+_CHUNK = 256 * 1024
+_READS_AT_ONCE = 4
+"""So that one flooding program does not keep the loop from the others: at most 1 MiB before they have their turn."""
+
+_PROGRESS = 2**19
+"""Bytes of one piece of progress; the link allows 2**20 characters."""
+
+
+class Capture:
+    """One stream of one execution, as text of at most ``limit`` bytes of UTF-8.
+
+    All bytes here are those of the text: a byte that is no UTF-8 counts as the three of its replacement character.
+    ``feed`` may go on after ``text``; what is then said changes accordingly.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+        """Bytes of text written so far, kept or not. A character that is still incomplete does not count yet."""
+        self._head = bytearray()  # everything, until it is more than the limit
+        self._tail = bytearray()  # the last bytes of what came after the head
+        self._told = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether ``text`` leaves something out."""
+        return self.size > self.limit
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes as a program wrote them, cut anywhere."""
+        self._keep(self._decoder.decode(data).encode())
+
+    def close(self) -> None:
+        """No more bytes come: a character that is still incomplete is replaced."""
+        self._keep(self._decoder.decode(b"", final=True).encode())
+
+    def text(self) -> str:
+        """Return all of it, or the first and the last half around one line saying how many bytes were left out."""
+        if not self.truncated:
+            return self._head.decode()
+        room = self.limit - len(_left_out(self.size)) - 1
+        if room < 0:
+            return _whole_start(self._head, self.limit).decode()
+        first = _whole_start(self._head, room - room // 2)
+        last = _whole_end(self._end(room // 2), room // 2)
+        separator = b"" if first.endswith(b"\n") or not first else b"\n"
+        line = _left_out(self.size - len(first) - len(last))
+        return (first + separator + line + last).decode()
+
+    def progress(self) -> str:
+        """Return the next piece of the first half of the limit that this method has not returned before; "" if none."""
+        piece = _whole_start(self._head[self._told : self.limit // 2], _PROGRESS)
+        self._told += len(piece)
+        return piece.decode()
+
+    def _keep(self, data: bytes) -> None:
+        self.size += len(data)
+        room = self.limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            half = self.limit // 2
+            self._tail += data[-half:] if half else b""
+            if len(self._tail) > max(2 * half, _CHUNK):
+                del self._tail[: len(self._tail) - half]
+
+    def _end(self, length: int) -> bytes:
+        if len(self._tail) >= length:
+            return bytes(self._tail[len(self._tail) - length :])
+        return bytes((self._head[-length:] + self._tail)[-length:]) if length else b""
+
+
+class PipeReader:
+    """Reads the pipe ``fd``, which it owns, and hands on what comes; ``eof`` is done at the end of the pipe.
+
+    receive: called in the loop with 1 byte to 256 KiB; must not raise. The descriptor is closed at the end of the pipe
+    or by ``close``, whichever is first; ``eof`` is done in both cases. To be made and used in the loop's thread.
+    """
+
+    def __init__(self, fd: int, receive: Callable[[bytes], None]) -> None:
+        self._fd = fd
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._paused = False
+        self.eof: asyncio.Future[None] = self._loop.create_future()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._readable)
+
+    def pause(self) -> None:
+        """Read no more until ``resume``: the writer blocks once the pipe is full."""
+        if not self._paused and not self.eof.done():
+            self._loop.remove_reader(self._fd)
+            self._paused = True
+
+    def resume(self) -> None:
+        """Read on. Without effect if not paused."""
+        if self._paused and not self.eof.done():
+            self._loop.add_reader(self._fd, self._readable)
+            self._paused = False
+
+    def drain(self) -> None:
+        """Hand on, now, what is in the pipe, at most 4 MiB of it."""
+        for _ in range(4):
+            if self.eof.done() or not self._readable():
+                return
+
+    def close(self) -> None:
+        """Read no more and close the descriptor. May be called twice."""
+        if not self.eof.done():
+            self.pause()
+            os.close(self._fd)
+            self.eof.set_result(None)
+
+    def _readable(self) -> bool:
+        """Read some; return whether there may be more."""
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = os.read(self._fd, _CHUNK)
+            except BlockingIOError:
+                return False
+            except OSError:
+                data = b""  # nothing more can be read of it
+            if not data:
+                self.close()
+                return False
+            self._receive(data)
+            if self.eof.done() or self._paused:
+                return False
+        return True
+
+
+def _left_out(size: int) -> bytes:
+    return b"[... %d bytes left out ...]\n" % size
+
+
+def _whole_start(data: bytes | bytearray, length: int) -> bytes:
+    """Return the first ``length`` bytes of UTF-8 ``data``, less a character that is cut."""
+    start = bytes(data[:length])
+    return start.decode("utf-8", "ignore").encode() if start and start[-1] >= 0x80 else start
+
+
+def _whole_end(data: bytes, length: int) -> bytes:
+    """Return the last ``length`` bytes of UTF-8 ``data``, less a character that would be cut."""
+    start = max(len(data) - length, 0)
+    while start < len(data) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:]
