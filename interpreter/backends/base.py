@@ -1,13 +1,14 @@
 """The contract of a backend: what a sandbox needs from the host, and nothing about what runs in it.
 
-A backend makes the confinement, starts the boot process (``sandboxd``) in it, and can end all of it from outside without
-any help from inside. It knows nothing of links, kernels or executions.
+A backend makes the confinement, starts the boot process (``sandboxd``) in it, and can end all of it from outside
+without any help from inside. It knows nothing of links, kernels or executions.
 
 What each call means at every moment:
-- ``Backend.start`` returns once the boot process exists; that it works is only known when it dials the link. A cancelled
-  or failed ``start`` has left no process, cgroup or mount behind.
-- ``Sandbox.stop`` may be called any number of times, also while another call of it runs and after the sandbox has ended by
-  itself. When it returns, no process of the sandbox is left on the host.
+- ``Backend.start`` returns once the boot process exists; that it works is only known when it dials the link: wait for
+  that and for ``Sandbox.wait``, whichever comes first. A cancelled or failed ``start`` has left no process, cgroup or
+  mount behind.
+- ``Sandbox.stop`` may be called any number of times, also while another call of it runs and after the sandbox has
+  ended by itself. When it returns, no process of the sandbox is left on the host.
 - ``Sandbox.wait`` may be waited for by many, any number of times.
 - ``Backend.aclose`` frees what the backend itself holds; sandboxes are stopped by their owner before.
 """
@@ -41,8 +42,9 @@ class SandboxSpec:
     """What to start.
 
     uid, gid: kernel ids of the scope, already the owner of ``workspace`` and ``user``; None: the service's own.
-    workspace, user: host directories to be ``/opt/workspace`` and ``/opt/user`` inside (may be the same one). They exist, and
-    no tenant can write their parents. link_dir: service-owned host directory, seen read-only at ``/run/cellbox``.
+    workspace, user: host directories to be ``/opt/workspace`` and ``/opt/user`` inside (may be the same one). They
+    exist, and no tenant can write their parents. link_dir: service-owned host directory, mode 755, seen read-only at
+    ``/run/cellbox``; nothing else lies in it.
     environment: of the tenant's programs, complete.
     """
 
@@ -68,17 +70,22 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SandboxExit:
-    """How a sandbox ended. oom: its memory limit killed something in it. status: exit code, 128+n for signal n."""
+    """How a sandbox ended. oom: its memory limit killed something in it. status: exit code, 128+n for signal n.
+
+    said: the first of what the boot process wrote to its stdout and stderr, for our log only. The tenant may have
+    written it: escape and cut.
+    """
 
     status: int | None
     oom: bool = False
+    said: str = ""
 
 
 class BackendError(Exception):
     """The backend could not do it. The text is for the caller: one sentence, without host paths."""
 
 
-class BackendUnavailable(BackendError):
+class BackendUnavailable(BackendError):  # noqa: N818 - a state of the host, not a mistake
     """This host cannot serve with this backend now. The text says what is wrong and what to do or type."""
 
 
@@ -119,5 +126,5 @@ class Backend(abc.ABC):
     async def remove_leftovers(self) -> int:
         """End and remove what an earlier service on this data root left behind; return how many sandboxes that were."""
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: B027 - most hold nothing
         """Free what the backend holds."""
