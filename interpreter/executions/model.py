@@ -1,0 +1,238 @@
+"""What an execution is asked, and how its end inside the sandbox becomes the answer that the caller gets.
+
+Plain values and functions: no waiting, no clock, no I/O.
+Leaves to kernels.py (sandboxes) what became of the kernel, and to http the shape of requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+from sandboxd.protocol import Outcome, Reason, Result, Status
+
+from interpreter.keys import KernelKey, Key
+
+Phase = Literal["queued", "running", "finished"]
+State = Literal["new", "kept", "lost"]
+
+MAX_JSON_DEPTH = 100
+"""Deeper JSON kinds are left out: several JSON readers of clients end at a depth of some hundreds."""
+
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """One request to run code, checked and completed by HTTP.
+
+    language: canonical name. timeout_s: of the run, already within its bounds. queue_timeout_s: in a busy kernel's queue.
+    execution_id: the caller's own, or None for one of ours.
+    """
+
+    scope: str
+    language: str
+    code: str
+    timeout_s: float
+    session: str | None = None
+    queue_timeout_s: float = 30.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    stateful: bool = False
+    context: str = "default"
+    cwd: str | None = None
+    stdin: str | None = None
+    execution_id: str | None = None
+
+    @property
+    def key(self) -> Key:
+        """Whose sandbox it runs in."""
+        return Key(self.scope, self.session)
+
+    @property
+    def kernel(self) -> KernelKey | None:
+        """The kernel it runs in; None for a stateless one."""
+        return KernelKey(self.language, self.context) if self.stateful else None
+
+    def same_as(self, other: ExecRequest) -> bool:
+        """Whether ``other`` under the same ``execution_id`` is a repetition of this one."""
+        return (self.scope, self.session, self.language, self.code, self.stateful, self.context) == (
+            other.scope,
+            other.session,
+            other.language,
+            other.code,
+            other.stateful,
+            other.context,
+        )
+
+
+class Timing(Struct, frozen=True):
+    """Milliseconds. queued_ms: for the kernel's turn. started_ms: for sandbox and kernel. run_ms: of the code."""
+
+    queued_ms: int = 0
+    started_ms: int = 0
+    run_ms: int = 0
+
+
+class ErrorInfo(Struct, frozen=True):
+    """An uncaught error of the user's code."""
+
+    name: str
+    value: str
+    traceback: list[str]
+
+
+class Answer(Struct, frozen=True):
+    """The 200 body of an exec, fields in the order of the contract. ``results`` are ready to be encoded."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    timed_out: bool
+    truncated: bool
+    duration_ms: int
+    execution_id: str
+    status: Status
+    results: list[dict[str, Any]]
+    error: ErrorInfo | None
+    execution_count: int | None
+    context: str | None
+    state: State | None
+    generation: int | None
+    reason: Reason | None
+    output_bytes: dict[str, int]
+    files: list[dict[str, Any]]
+    egress_denied: list[dict[str, Any]]
+    timing: Timing
+
+    def to_json(self) -> bytes:
+        """Return it as JSON, UTF-8, without a lone surrogate."""
+        return _json.encode(self)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of the ``finished`` event: all but ``stdout``, ``stderr`` and ``results``."""
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in _NOT_IN_SUMMARY}
+
+    def size(self) -> int:
+        """About how many bytes it holds."""
+        results = sum(len(value) for entry in self.results for value in entry.get("data", {}).values())
+        error = 0 if self.error is None else sum(map(len, self.error.traceback)) + len(self.error.value)
+        return 1000 + len(self.stdout) + len(self.stderr) + results + error
+
+
+_NOT_IN_SUMMARY = ("stdout", "stderr", "results", "execution_id")
+_json = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What an answer says of its kernel. reason: why it was lost, if ``state`` says so."""
+
+    state: State | None = None
+    generation: int | None = None
+    reason: Reason | None = None
+
+
+def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life, timing: Timing) -> Answer:
+    """Return the answer to ``request`` that ended as ``outcome``.
+
+    A death's own reason goes before the kernel's; JSON kinds that are no JSON, or too deep, are named as omitted.
+    """
+    results, omitted = _results(outcome.results)
+    error = outcome.error
+    return Answer(
+        stdout=outcome.stdout,
+        stderr=outcome.stderr,
+        exit_code=outcome.exit_code,
+        timed_out=outcome.status == "timeout",
+        truncated=outcome.truncated or omitted,
+        duration_ms=outcome.run_ms,
+        execution_id=execution_id,
+        status=outcome.status,
+        results=results,
+        error=None if error is None else ErrorInfo(error.name, error.value, error.traceback),
+        execution_count=outcome.execution_count if request.stateful else None,
+        context=request.context if request.stateful else None,
+        state=life.state,
+        generation=life.generation,
+        reason=outcome.reason or life.reason,
+        output_bytes={"stdout": outcome.stdout_bytes, "stderr": outcome.stderr_bytes},
+        files=[],
+        egress_denied=[],
+        timing=timing,
+    )
+
+
+def ended(
+    request: ExecRequest,
+    status: Literal["timeout", "died", "interrupted", "cancelled"],
+    *,
+    run_ms: int = 0,
+    stdout: str = "",
+    stderr: str = "",
+    reason: Reason | None = None,
+) -> Outcome:
+    """Return the outcome of an execution whose end the sandbox did not tell; the outputs are what is known of them."""
+    exit_code = {"timeout": 124 if request.stateful else 137, "died": 137, "interrupted": 130, "cancelled": 130}[status]
+    return Outcome(
+        status=status,
+        exit_code=exit_code,
+        run_ms=run_ms,
+        stdout=stdout,
+        stderr=stderr,
+        stdout_bytes=len(stdout.encode()),
+        stderr_bytes=len(stderr.encode()),
+        reason=reason,
+    )
+
+
+def json_text(text: str) -> Raw | None:
+    """Return ``text`` ready to be embedded in JSON, or None if it is no JSON or nested deeper than ``MAX_JSON_DEPTH``."""
+    if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _depth(text) > MAX_JSON_DEPTH:
+        return None
+    try:
+        msgspec.json.decode(text)
+        return Raw(text.encode())
+    except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
+        return None
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for match in _BRACKETS.finditer(text):
+        mark = match.group()
+        if mark in ("[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark in ("]", "}"):
+            depth -= 1
+    return deepest
+
+
+def _results(results: list[Result]) -> tuple[list[dict[str, Any]], bool]:
+    entries: list[dict[str, Any]] = []
+    omitted = False
+    for result in results:
+        if result.type == "omitted":
+            entries.append({"type": "omitted", "mime": result.mime, "bytes": result.size})
+            omitted = True
+            continue
+        data: dict[str, Any] = dict(result.data)
+        for mime, text in result.json.items():
+            embedded = json_text(text)
+            if embedded is None:
+                entries.append({"type": "omitted", "mime": mime, "bytes": len(text.encode())})
+                omitted = True
+            else:
+                data[mime] = embedded
+        metadata = json_text(result.metadata)
+        if metadata is None or not bytes(metadata).lstrip().startswith(b"{"):
+            metadata = Raw(b"{}")
+        entry: dict[str, Any] = {"type": result.type, "data": data, "metadata": metadata}
+        if result.display_id is not None:
+            entry["display_id"] = result.display_id
+        entries.append(entry)
+    return entries, omitted
