@@ -1,0 +1,103 @@
+"""Fixtures, all applied by themselves: ``nothing_left`` fails a test after which this process has more descriptors or
+children than before, or the host has empty cgroups of ours that were not there; ``no_task_left`` (tests with a loop)
+fails one that leaves tasks running. Both run after the fixtures of the test have been torn down.
+
+Tests that use ``cellbox`` share a client, which keeps connections between tests: there descriptors are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SETTLE_S = 2.0
+"""What is going away by itself (a child being reaped, a cgroup being removed by another run) has this long."""
+
+
+@pytest.hookimpl
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First set up means last torn down, so a test's own fixtures have ended when leftovers are counted."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(inspect.unwrap(item.obj)):
+            item.fixturenames.insert(0, "no_task_left")
+
+
+@pytest.fixture
+async def no_task_left() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    deadline = time.monotonic() + SETTLE_S
+    while left := asyncio.all_tasks() - before - {asyncio.current_task()}:
+        if time.monotonic() > deadline:
+            pytest.fail(f"tasks left: {sorted(task.get_name() for task in left)}")
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    counts = [_children, _empty_cgroups]
+    if "cellbox" not in request.fixturenames:
+        counts.append(_descriptors)
+    before = {count: count() for count in counts}
+    yield
+    for count in counts:
+        _wait_until_gone(count, before[count])
+
+
+def _wait_until_gone(count: Callable[[], set[str]], before: set[str]) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while left := count() - before:
+        if time.monotonic() > deadline:
+            pytest.fail(f"{count.__name__.strip('_').replace('_', ' ')} left: {sorted(left)}")
+        gc.collect()
+        time.sleep(0.01)
+
+
+def _descriptors() -> set[str]:
+    """Number and target of each open descriptor; files that pytest itself opens between tests are not among them."""
+    found = set()
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            target = os.readlink(entry.path)
+        except FileNotFoundError:
+            continue  # the one that scandir itself used
+        if target != f"/proc/{os.getpid()}/fd":
+            found.add(f"{entry.name} -> {target}")
+    return found
+
+
+def _children() -> set[str]:
+    """Pid and name of each child, zombies included."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            pid, _, rest = (entry / "stat").read_text().partition(" (")
+        except OSError:
+            continue
+        name, _, fields = rest.rpartition(") ")
+        if int(fields.split()[1]) == os.getpid():
+            found.add(f"{pid} {name}")
+    return found
+
+
+def _empty_cgroups() -> set[str]:
+    """Cgroups of ours in which nothing runs. Ones in use may belong to a service beside the tests."""
+    found = set()
+    root = Path("/sys/fs/cgroup")
+    for pattern in ("*cellbox*/*", "*/*cellbox*/*", "*/*/*/*cellbox*/*"):
+        for group in root.glob(pattern):
+            try:
+                if group.is_dir() and not (group / "cgroup.procs").read_text():
+                    found.add(str(group))
+            except OSError:
+                continue
+    return found
