@@ -1,7 +1,8 @@
 # Every target sets up what it needs; `make help` lists them. Nothing but Python 3.11+ is needed on the host.
 #
-# .venv holds the service, .venv-sandbox what programs in an embedded sandbox see. Each has a stamp file named by a
-# checksum of what it was made from, so a second call costs nothing and a changed input is noticed.
+# .venv holds the service, .venv-sandbox what programs in an embedded sandbox see; they are made side by side. Each step
+# has a stamp file named by a checksum of what it was made from, so a second call costs nothing and a changed input is
+# noticed.
 
 PYTHON ?= python3
 SHELL := bash
@@ -13,6 +14,7 @@ checksum = $(shell { cat $(1); $(PYTHON) -VV; } 2>&1 | cksum | tr -c '0-9\n' -)
 SERVICE := .venv/.service-$(call checksum,pyproject.toml)
 TESTING := .venv/.testing-$(call checksum,pyproject.toml)
 SANDBOX := .venv-sandbox/.packages-$(call checksum,runtime/requirements.txt)
+INSIDE := .venv-sandbox/.inside-$(call checksum,runtime/requirements.txt interpreter/backends/environment.py)
 PIP := -m pip --disable-pip-version-check --no-input install --no-compile --progress-bar off
 SAY = @printf '\033[1mcellbox\033[0m %s\n'
 
@@ -22,7 +24,7 @@ help: ## list the targets
 
 .PHONY: install
 install: python ## set up .venv (service) and .venv-sandbox (programs in the embedded sandbox)
-	@$(MAKE) -j2 $(SERVICE) $(SANDBOX)
+	@$(MAKE) -j2 $(SERVICE) $(SANDBOX) $(INSIDE)
 
 .PHONY: run
 run: install bubblewrap ## install what is missing and serve on http://127.0.0.1:8090
@@ -30,7 +32,7 @@ run: install bubblewrap ## install what is missing and serve on http://127.0.0.1
 
 .PHONY: test
 test: python bubblewrap ## lint, types and all tests but the long ones
-	@$(MAKE) -j2 $(TESTING) $(SANDBOX)
+	@$(MAKE) -j2 $(TESTING) $(SANDBOX) $(INSIDE)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -38,12 +40,12 @@ test: python bubblewrap ## lint, types and all tests but the long ones
 
 .PHONY: soak
 soak: python bubblewrap ## the long forms of the tests
-	@$(MAKE) -j2 $(TESTING) $(SANDBOX)
+	@$(MAKE) -j2 $(TESTING) $(SANDBOX) $(INSIDE)
 	.venv/bin/pytest -m soak --timeout 1800
 
 .PHONY: bench
 bench: python bubblewrap ## the figures of the README; ONLY=name for one of them
-	@$(MAKE) -j2 $(TESTING) $(SANDBOX)
+	@$(MAKE) -j2 $(TESTING) $(SANDBOX) $(INSIDE)
 	.venv/bin/python -m tests.bench $(ONLY)
 
 .PHONY: python
@@ -87,15 +89,19 @@ $(TESTING): | $(SERVICE)
 	@.venv/bin/python $(PIP) -qq -e '.[test]'
 	@rm -f .venv/.testing-* && touch $@
 
-# The environment is made anew when its input changes: packages that left the list must not stay. A sandbox cannot write
-# it, so everything is compiled now; a few packages ship files for other Python versions, which may fail.
+# Made anew when its input changes: packages that left the list must not stay.
 $(SANDBOX):
 	$(SAY) "sandbox: making .venv-sandbox"
 	@rm -rf .venv-sandbox && $(PYTHON) -m venv .venv-sandbox
 	$(SAY) "sandbox: installing packages (300 MB, about a minute)"
 	@.venv-sandbox/bin/python $(PIP) -r runtime/requirements.txt 2> >(grep -v '^WARNING' >&2) | \
-	  sed -nu 's/^ *\(Downloading\|Using cached\) \([^ ]*\).*(\(.*\)).*/        sandbox: \2 (\3)/p; s/^Installing collected.*/        sandbox: unpacking/p'
-	$(SAY) "sandbox: compiling"
-	@.venv-sandbox/bin/python -m compileall -q -j 0 .venv-sandbox/lib >/dev/null || true
+	  sed -nu 's/^ *\(Downloading\|Using cached\) \([^ -]*\).*(\(.*\)).*/        sandbox: \2 (\3)/p; s/^Installing collected.*/        sandbox: unpacking/p'
 	@touch $@
+
+# No program inside can write it, so it is compiled now, and with the paths it has inside.
+$(INSIDE): $(SERVICE) $(SANDBOX)
+	$(SAY) "sandbox: compiling"
+	@.venv/bin/python -c 'from interpreter.backends import environment as made; \
+	  made.compile_for_inside(made.default_venv()); made.find()'
+	@rm -f .venv-sandbox/.inside-* && touch $@
 	$(SAY) "sandbox: ready"
