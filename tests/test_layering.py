@@ -1,0 +1,208 @@
+"""Which module may import what: the picture of ARCHITECTURE.md, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# A layer is the longest of these prefixes; what it may import of ours, besides itself. A new arrow is a decision: it is
+# made here and in ARCHITECTURE.md, in one change.
+LEAVES = {"interpreter.errors", "interpreter.keys", "interpreter.tasks", "interpreter.listen", "interpreter"}
+ARROWS: dict[str, set[str]] = {
+    "interpreter.errors": set(),
+    "interpreter.keys": {"interpreter.errors"},
+    "interpreter.tasks": set(),
+    "interpreter.listen": set(),
+    "interpreter.settings": {"interpreter.listen"},
+    "interpreter.wire": set(),
+    "interpreter.client": {"interpreter.wire"},
+    "interpreter.backends": {"sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
+    "interpreter.backends.base": set(),
+    "interpreter.executions.model": {"sandboxd.protocol"} | LEAVES,  # pure: what an execution is
+    "interpreter.link": {"sandboxd.protocol"} | LEAVES,
+    "interpreter.scopes": {"interpreter.backends.base"} | LEAVES,
+    "interpreter.sandboxes": {
+        "interpreter.link",
+        "interpreter.scopes",
+        "interpreter.backends.base",
+        "sandboxd.protocol",
+    }
+    | LEAVES,
+    "interpreter.executions": {
+        "interpreter.sandboxes",
+        "interpreter.executions.model",
+        "interpreter.link",
+        "interpreter.backends.base",
+        "sandboxd.protocol",
+    }
+    | LEAVES,
+    "sandboxd.seccomp": set(),
+    "sandboxd.protocol": set(),
+}
+TOP = ("interpreter.app", "interpreter.cli", "interpreter.__main__", "interpreter.service", "interpreter.http")
+"""These put the parts together, or speak to the one facade; a test below says what interpreter.http may not reach."""
+
+FORBIDDEN_IN_SERVICE = {
+    "zmq": "the tenant holds the key of its kernels, and libzmq would parse its bytes here",
+    "jupyter_client": "kernels are spoken to inside the sandbox",
+    "ipykernel": "kernels run inside the sandbox",
+    "pickle": "nothing that a sandbox wrote is ever unpickled",
+    "marshal": "as pickle, but for a dict that our own backend hands to its supervisor",
+    "shelve": "as pickle",
+    "docker": "only interpreter/backends/docker may, and it is not there yet",
+}
+
+MARSHAL_OF_OURS = ("interpreter.backends.bubblewrap.supervisor", "interpreter.backends.bubblewrap.backend")
+
+
+def modules(top: str) -> dict[str, Path]:
+    base = ROOT / "runtime" if top == "sandboxd" else ROOT
+    found = {}
+    for path in sorted((base / top).rglob("*.py")):
+        name = ".".join(path.relative_to(base).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
+    """Full names of what a module imports, also inside functions and for types only, with their lines."""
+    known = modules("interpreter") | modules("sandboxd")
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{module}.{alias.name}"
+                yield (full if full in known else module), node.lineno
+
+
+def layer(module: str) -> str:
+    prefixes = [p for p in (*ARROWS, *TOP) if module == p or module.startswith(p + ".")]
+    return max(prefixes, key=len, default=module)
+
+
+def test_service_imports_follow_the_arrows() -> None:
+    wrong = []
+    for name, path in modules("interpreter").items():
+        own = layer(name)
+        if own in TOP or own == "interpreter":
+            continue
+        for imported, line in imports(name, path):
+            if imported.split(".")[0] not in ("interpreter", "sandboxd", "egress"):
+                continue
+            if layer(imported) != own and layer(imported) not in ARROWS.get(own, set()):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} {own} -> {imported}")
+    assert wrong == []
+
+
+def test_handlers_see_the_service_and_nothing_below() -> None:
+    below = ("interpreter.link", "interpreter.backends", "sandboxd", "egress", "interpreter.app", "interpreter.cli")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} {imported}"
+        for name, path in modules("interpreter").items()
+        if name.startswith("interpreter.http")
+        for imported, line in imports(name, path)
+        if imported.startswith(below)
+    ]
+    assert wrong == []
+
+
+def test_of_the_sandbox_the_service_knows_the_protocol_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} {imported}"
+        for name, path in modules("interpreter").items()
+        for imported, line in imports(name, path)
+        if imported.split(".")[0] == "sandboxd" and imported != "sandboxd.protocol"
+    ]
+    assert wrong == []
+
+
+def test_the_sandbox_imports_nothing_of_the_service() -> None:
+    programs = {f"kernels.{path.stem}": path for path in (ROOT / "kernels").rglob("*.py")}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} {imported}"
+        for name, path in (modules("sandboxd") | programs).items()
+        for imported, line in imports(name, path)
+        if imported.split(".")[0] in ("interpreter", "egress", "docker")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["sandboxd.seccomp", "sandboxd.protocol"])
+def test_what_both_sides_or_nobody_trusts_stands_alone(name: str) -> None:
+    path = modules("sandboxd")[name]
+    assert [imported for imported, _ in imports(name, path) if imported.startswith(("sandboxd", "interpreter"))] == []
+
+
+@pytest.mark.parametrize("library", FORBIDDEN_IN_SERVICE)
+def test_the_service_never_imports(library: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {FORBIDDEN_IN_SERVICE[library]}"
+        for name, path in modules("interpreter").items()
+        for imported, line in imports(name, path)
+        if imported.split(".")[0] == library and not (library == "marshal" and name in MARSHAL_OF_OURS)
+    ]
+    assert wrong == []
+
+
+def test_the_control_channel_passes_no_descriptors_and_trusts_no_peer_credentials() -> None:
+    """Rules C2 and C6: recv only, and identity is the socket that accepted."""
+    wrong = [
+        f"{path.relative_to(ROOT)} {word}"
+        for name, path in modules("interpreter").items()
+        if name.startswith("interpreter.link")
+        for word in ("recvmsg", "recv_fds", "SO_PEERCRED", "SCM_RIGHTS")
+        if word in path.read_text()
+    ]
+    assert wrong == []
+
+
+def test_every_task_has_an_owner() -> None:
+    """No bare create_task or ensure_future, whatever it is called on, but in the module that owns tasks."""
+    owners = {ROOT / "interpreter" / "tasks.py", ROOT / "runtime" / "sandboxd" / "tasks.py"}
+    wrong = []
+    for path in (modules("interpreter") | modules("sandboxd")).values():
+        if path in owners:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            receiver = ast.unparse(node.func.value)
+            banned = node.func.attr == "ensure_future" or node.func.attr == "create_task"
+            if banned and not receiver.endswith(("group", "tasks")):  # a TaskGroup awaits its own
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {receiver}.{node.func.attr}")
+    assert wrong == []
+
+
+def test_no_module_is_called_utils_and_none_is_long() -> None:
+    sources = [*(modules("interpreter") | modules("sandboxd")).values(), *(ROOT / "kernels").rglob("*.py")]
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in sources
+        if path.stem in ("utils", "util", "helpers", "misc") or len(path.read_text().splitlines()) > 450
+    ]
+    assert wrong == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    sources = [*(modules("interpreter") | modules("sandboxd")).values(), *(ROOT / "kernels").rglob("*.py")]
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in sources
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert wrong == []
+
+
+def test_every_folder_of_tests_is_a_package() -> None:
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
