@@ -1,7 +1,7 @@
 """Tasks that somebody owns, and cleanups that run to their end.
 
-Promises: a task started here is named, referenced until it ends, and its failure is logged once; ``Tasks.aclose`` leaves
-none running.
+Promises: a task started here is named, referenced until it ends, and its failure is logged once;
+``Tasks.aclose`` leaves none running.
 Leaves to callers: what to do about a failure, and every limit of time.
 """
 
@@ -49,8 +49,11 @@ class Tasks:
             log.error("a task failed", extra={"task": task.get_name()}, exc_info=error)
 
 
-async def finish(cleanup: Coroutine[Any, Any, None], *, within_s: float) -> None:
-    """Run ``cleanup`` to its end even while being cancelled, then re-raise. TimeoutError past ``within_s`` seconds."""
+async def finish(cleanup: Coroutine[Any, Any, _T], *, within_s: float) -> _T:
+    """Run ``cleanup`` to its end even while being cancelled, then re-raise; else return its result.
+
+    Raises TimeoutError past ``within_s`` seconds.
+    """
     task = asyncio.get_running_loop().create_task(asyncio.wait_for(cleanup, within_s), name="cleanup")
     interrupted: asyncio.CancelledError | None = None
     while not task.done():
@@ -60,4 +63,4 @@ async def finish(cleanup: Coroutine[Any, Any, None], *, within_s: float) -> None
             interrupted = error
     if interrupted is not None:
         raise interrupted from (None if task.cancelled() else task.exception())
-    task.result()
+    return task.result()

@@ -1,0 +1,294 @@
+"""One link after it was accepted: sends what the service asks, sorts what the sandbox answers.
+
+Promises: a peer that sends anything but well-formed frames within the limits ends this connection and nothing else. Ids are
+looked up among those asked on this connection; unknown, late and repeated ones are dropped and counted, and too many of them end
+the connection. What is held per execution is bounded by the limits it was sent with; what nobody asked for is read within a
+budget. A peer that does not read for ``write_s`` seconds is disconnected. When the connection ends, everything that waits
+on it gets LinkClosed.
+Leaves to its owner: running ``run``, deadlines of executions, ending the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from interpreter.link.budget import Budget
+from interpreter.link.errors import LinkClosed, LinkTimeout
+from sandboxd.protocol import (
+    VERSION,
+    Cancel,
+    Execute,
+    Finished,
+    FromSandbox,
+    Hello,
+    KernelGone,
+    KernelStopped,
+    Preparing,
+    Progress,
+    ProtocolError,
+    Refused,
+    Started,
+    StopKernel,
+    StreamName,
+    ToSandbox,
+    decode_from_sandbox,
+    encode,
+    read_frame,
+)
+
+log = logging.getLogger(__name__)
+
+FRAME_MARGIN = 1024 * 1024
+"""What a frame may hold beyond outputs and results: errors, names, msgpack."""
+
+MAX_DROPPED = 1000
+"""Messages for nobody after which the peer is taken for a hostile one. An honest one sends a few, when ends cross."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """frame: bytes of one frame from the sandbox. write_s: for a frame to be taken. per_s, burst: see Budget."""
+
+    frame: int
+    write_s: float = 10.0
+    per_s: float = 400.0
+    burst: float = 2000.0
+
+    @classmethod
+    def of(cls, *, output_bytes: int, result_bytes: int) -> LinkLimits:
+        """Return the limits that go with those of an execution."""
+        return cls(frame=result_bytes + 2 * output_bytes + FRAME_MARGIN)
+
+
+class Pending:
+    """An execution on the link. ``end`` gives how it ended; the rest is what the sandbox has told so far.
+
+    starting: it waits for a kernel. changed: set whenever ``starting`` may have changed or the end has come.
+    """
+
+    def __init__(self, text_limit: int) -> None:
+        self.end: asyncio.Future[Finished | Refused] = asyncio.get_running_loop().create_future()
+        self.starting = False
+        self.prepared = False
+        self.changed = asyncio.Event()
+        self._text_limit = text_limit
+        self._text: dict[StreamName, str] = {}
+
+    def text(self, stream: StreamName) -> str:
+        """Return the output that came ahead of the end."""
+        return self._text.get(stream, "")
+
+    def add(self, message: Progress) -> None:
+        """Keep more output, within the text limit in characters."""
+        before = self.text(message.stream)
+        self._text[message.stream] = before + message.text[: max(0, self._text_limit - len(before))]
+
+
+class Connection:
+    """The service end. ``run`` must run for anything to arrive.
+
+    on_kernel_gone: told of each kernel that ended between executions. dropped: messages for nobody so far.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        limits: LinkLimits,
+        on_kernel_gone: Callable[[KernelGone], None] = lambda _gone: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._on_kernel_gone = on_kernel_gone
+        self._clock = clock
+        self._budget = Budget(per_s=limits.per_s, burst=limits.burst, now=clock())
+        self._sending = asyncio.Lock()
+        self._executions: dict[str, Pending] = {}
+        self._stops: dict[str, asyncio.Future[bool]] = {}
+        self._closed = False
+        self.ended = asyncio.Event()
+        self.dropped = 0
+        # A drain returns when the frame has left us, so that the write deadline means the peer and not our buffer.
+        writer.transport.set_write_buffer_limits(high=0)
+
+    @classmethod
+    async def open(
+        cls,
+        accepted: socket.socket,
+        *,
+        limits: LinkLimits,
+        on_kernel_gone: Callable[[KernelGone], None] = lambda _gone: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Connection:
+        """Return the connection over ``accepted``, which it owns from here on."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=accepted, limit=256 * 1024)
+        except BaseException:
+            accepted.close()
+            raise
+        return cls(reader, writer, limits=limits, on_kernel_gone=on_kernel_gone, clock=clock)
+
+    async def hello(self, *, within_s: float) -> Hello:
+        """Return the first message. Raises LinkTimeout, LinkClosed, ProtocolError for anything else than a hello of ours."""
+        try:
+            async with asyncio.timeout(within_s):
+                body = await read_frame(self._reader, limit=self._limits.frame)
+        except TimeoutError as error:
+            raise LinkTimeout("no hello in time") from error
+        except OSError as error:
+            raise LinkClosed("the connection broke before a hello") from error
+        if body is None:
+            raise LinkClosed("the connection ended before a hello")
+        message = decode_from_sandbox(body)
+        if not isinstance(message, Hello) or message.version != VERSION:
+            raise ProtocolError("the first message is no hello of this version")
+        return message
+
+    async def run(self) -> None:
+        """Read until the connection ends; return then, whatever ended it."""
+        try:
+            while (body := await read_frame(self._reader, limit=self._limits.frame)) is not None:
+                if self._take(decode_from_sandbox(body)):
+                    continue
+                # Not reading is what slows the peer down: its socket fills and it blocks.
+                if (pause_s := self._budget.charge(len(body), self._clock())) > 0:
+                    await asyncio.sleep(pause_s)
+        except ProtocolError as error:
+            log.warning("a link broke the protocol", extra={"error": str(error)[:200]})
+        except OSError:
+            log.info("a link broke")
+        finally:
+            self.close()
+
+    async def execute(self, message: Execute) -> Pending:
+        """Send ``message`` and return what becomes of it. Raises LinkClosed. ``forget`` it when nobody waits any more."""
+        if message.id in self._executions:
+            raise ValueError("this execution is already on the link")
+        pending = Pending(message.limits.text)
+        self._executions[message.id] = pending
+        try:
+            await self.send(message)
+        except BaseException:
+            self.forget(message.id)
+            raise
+        return pending
+
+    def forget(self, execution_id: str) -> None:
+        """Drop whatever else comes for this execution."""
+        self._executions.pop(execution_id, None)
+
+    async def cancel(self, execution_id: str) -> None:
+        """Ask that an execution end. Raises LinkClosed."""
+        await self.send(Cancel(id=execution_id))
+
+    async def stop_kernel(self, language: str, context: str, *, restart: bool, within_s: float) -> bool:
+        """End a kernel, and start it anew if ``restart``; return whether it existed. Raises LinkTimeout, LinkClosed."""
+        request = secrets.token_hex(8)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._stops[request] = answer
+        try:
+            async with asyncio.timeout(within_s):
+                await self.send(StopKernel(request=request, language=language, context=context, restart=restart))
+                return await answer
+        except TimeoutError as error:
+            raise LinkTimeout("a kernel did not stop in time") from error
+        finally:
+            self._stops.pop(request, None)
+
+    async def send(self, message: ToSandbox) -> None:
+        """Send one message, after those before it. Raises LinkClosed. Cancelling sends all of a frame or none of it."""
+        frame = encode(message)
+        async with self._sending:
+            if self._closed:
+                raise LinkClosed("the link has ended")
+            try:
+                async with asyncio.timeout(self._limits.write_s):
+                    self._writer.write(frame)
+                    await self._writer.drain()
+            except (TimeoutError, OSError) as error:
+                self.close()
+                raise LinkClosed("the sandbox does not read") from error
+
+    def close(self) -> None:
+        """End the connection at once; everything that waits on it gets LinkClosed. May be called any number of times."""
+        if self._closed:
+            return
+        self._closed = True
+        self._writer.transport.abort()
+        for pending in self._executions.values():
+            if not pending.end.done():
+                pending.end.set_exception(LinkClosed("the link has ended"))
+                pending.end.exception()
+            pending.changed.set()
+        for answer in self._stops.values():
+            if not answer.done():
+                answer.set_exception(LinkClosed("the link has ended"))
+                answer.exception()
+        self.ended.set()
+
+    async def wait_closed(self) -> None:
+        """Close, and wait until the descriptor is free."""
+        self.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    def _take(self, message: FromSandbox) -> bool:
+        """Deliver one message; False where it counts against the budget of what nobody asked for."""
+        match message:
+            case Finished() | Refused():
+                pending = self._executions.pop(message.id, None)
+                if pending is None or pending.end.done():
+                    return self._drop()
+                pending.end.set_result(message)
+                pending.changed.set()
+                return True
+            case KernelStopped():
+                answer = self._stops.pop(message.request, None)
+                if answer is None or answer.done():
+                    return self._drop()
+                answer.set_result(message.existed)
+                return True
+            case Preparing() | Started() | Progress():
+                pending = self._executions.get(message.id)
+                if pending is None or not _told(pending, message):
+                    return self._drop()
+            case KernelGone():
+                self._on_kernel_gone(message)
+            case Hello():
+                raise ProtocolError("a second hello")
+        return False
+
+    def _drop(self) -> bool:
+        self.dropped += 1
+        if self.dropped > MAX_DROPPED:
+            raise ProtocolError("too many messages for nobody")
+        return False
+
+
+def _told(pending: Pending, message: Preparing | Started | Progress) -> bool:
+    """Keep what ``message`` tells; False where it comes a second time or out of order."""
+    match message:
+        case Preparing():
+            # Once: an execution that could go back to preparing would stop its own clock for ever.
+            if pending.prepared:
+                return False
+            pending.prepared = pending.starting = True
+        case Started():
+            if not pending.starting:
+                return False
+            pending.starting = False
+        case Progress():
+            pending.add(message)
+            return True
+    pending.changed.set()
+    return True

@@ -1,0 +1,52 @@
+"""Where one sandbox dials: a socket in its own directory that takes exactly one connection.
+
+Promises: identity is the listening socket, nothing else (no peer credentials). After ``accept``, successful or not, and
+after ``close``, the socket file is gone and nothing listens. Descriptors are close-on-exec.
+Leaves to its owner: making and removing the directory, which no tenant can write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from interpreter.link.errors import LinkTimeout
+from sandboxd.protocol import LINK_SOCKET
+
+
+class Listener:
+    """Listens in ``directory`` from its making on. uid, gid: who may connect besides the service itself."""
+
+    def __init__(self, directory: Path, *, uid: int | None = None, gid: int | None = None) -> None:
+        self._path = directory / LINK_SOCKET
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.setblocking(False)
+            self._socket.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            if uid is not None:
+                os.chown(self._path, uid, -1 if gid is None else gid, follow_symlinks=False)
+            self._socket.listen(1)
+        except BaseException:
+            self.close()
+            raise
+
+    async def accept(self, *, within_s: float) -> socket.socket:
+        """Return the first connection and stop listening. Raises LinkTimeout when none came in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
+        except TimeoutError as error:
+            raise LinkTimeout("nothing dialled in time") from error
+        finally:
+            self.close()
+        return connection
+
+    def close(self) -> None:
+        """Stop listening and remove the socket file. May be called any number of times."""
+        self._socket.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()

@@ -1,0 +1,190 @@
+"""Which kernels there are, who waits for them in which order, and what has to be said of their lives.
+
+Promises: a kernel runs one execution at a time, first come first served. ``generation`` counts the lives of a kernel from 1
+until its session is purged. That a kernel was lost is said exactly once, in the answer that lost it or in the next one; a
+kernel that its owner ended himself is not called lost.
+Leaves to others: waiting, clocks, and the sandbox itself. Plain code: no await, no I/O. Times are wall-clock seconds,
+for listings only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from interpreter.backends.base import SandboxId
+from interpreter.errors import QueueFull, TooManyKernels
+from interpreter.executions.model import Life
+from interpreter.keys import KernelKey, Key
+from sandboxd.protocol import Reason
+
+MAX_REMEMBERED = 10_000
+"""Kernels that are known, running or not. Past it those that have been gone longest are forgotten."""
+
+Told = Literal["new", "kept", "lost"] | None
+
+
+@dataclass(eq=False, slots=True)
+class Kernel:
+    """One kernel and its queue. alive: it runs, as far as is known. executions: answered in this life.
+
+    home: the sandbox of its present or last life. loss: a loss that no answer has told yet.
+    restarted: by its owner, so the next answer says ``new`` though the kernel was there before.
+    """
+
+    key: Key
+    name: KernelKey
+    generation: int = 0
+    alive: bool = False
+    home: SandboxId | None = None
+    restarted: bool = False
+    loss: Reason | None = None
+    running: str | None = None
+    waiting: deque[str] = field(default_factory=deque)
+    executions: int = 0
+    started_at: float = 0.0
+    used_at: float = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether something runs or waits in it."""
+        return self.running is not None or bool(self.waiting)
+
+
+@dataclass(slots=True)
+class Kernels:
+    """max_queue: executions that wait for one kernel. max_kernels: of one sandbox. remembered: in all."""
+
+    max_queue: int
+    max_kernels: int
+    remembered: int = MAX_REMEMBERED
+    _kernels: dict[tuple[Key, KernelKey], Kernel] = field(default_factory=dict)
+
+    def get(self, key: Key, name: KernelKey) -> Kernel | None:
+        """Return what is known of a kernel."""
+        return self._kernels.get((key, name))
+
+    def of(self, key: Key) -> list[Kernel]:
+        """Return the kernels of one sandbox that run or are wanted."""
+        return [k for (owner, _), k in self._kernels.items() if owner == key and (k.alive or k.wanted)]
+
+    def join(self, key: Key, name: KernelKey, ticket: str) -> bool:
+        """Take a place in the queue; True if it is ``ticket``'s turn now. Raises QueueFull, TooManyKernels."""
+        kernel = self._kernels.get((key, name))
+        if kernel is None or not (kernel.alive or kernel.wanted):
+            if len(self.of(key)) >= self.max_kernels:
+                raise TooManyKernels(
+                    f"This sandbox has {self.max_kernels} kernels, which is the limit; delete one of them.",
+                    retry_after_s=5.0,
+                )
+            if kernel is None:
+                self._forget()
+                kernel = self._kernels[key, name] = Kernel(key, name)
+        if kernel.running is None and not kernel.waiting:
+            kernel.running = ticket
+            return True
+        if len(kernel.waiting) >= self.max_queue:
+            raise QueueFull(f"{self.max_queue} executions wait for this kernel.", retry_after_s=1.0)
+        kernel.waiting.append(ticket)
+        return False
+
+    def leave(self, key: Key, name: KernelKey, ticket: str) -> str | None:
+        """Give a turn or a place in the queue back; return the ticket whose turn it is now, if that changed."""
+        kernel = self._kernels[key, name]
+        if kernel.running != ticket:
+            if ticket in kernel.waiting:
+                kernel.waiting.remove(ticket)
+            return None
+        kernel.running = kernel.waiting.popleft() if kernel.waiting else None
+        return kernel.running
+
+    def ran(self, key: Key, name: KernelKey, sandbox: SandboxId, told: Told, reason: Reason | None, now: float) -> Life:
+        """Say what an execution that ran in ``sandbox`` has told of its kernel; return what its answer says.
+
+        told: as in ``Outcome.kernel``; None counts as kept. reason: why the kernel is lost, if it is.
+        """
+        kernel = self._kernels[key, name]
+        fresh = told == "new" or kernel.home != sandbox
+        if not fresh and not kernel.alive and told != "lost":
+            return Life(
+                "kept", kernel.generation
+            )  # The sandbox ended just after; that loss is the next answer's to tell.
+        untold, kernel.loss = kernel.loss, None
+        restarted, kernel.restarted = kernel.restarted, False
+        if fresh:
+            self._begin(kernel, sandbox, now)
+        kernel.executions += 1
+        kernel.used_at = now
+        if told == "lost":
+            kernel.alive, kernel.home = False, None
+            return Life("lost", kernel.generation, reason or "crash")
+        if untold is not None:
+            return Life("lost", kernel.generation, untold)
+        return Life("new" if fresh or restarted else "kept", kernel.generation)
+
+    def gone(self, key: Key, name: KernelKey, reason: Reason) -> bool:
+        """Say that a kernel ended between executions; False if it was not there."""
+        kernel = self._kernels.get((key, name))
+        if kernel is None or not kernel.alive:
+            return False
+        kernel.alive, kernel.home, kernel.restarted = False, None, False
+        kernel.loss = reason
+        return True
+
+    def sandbox_gone(self, key: Key, sandbox: SandboxId, reason: Reason) -> None:
+        """Say that the kernels of ``key`` in ``sandbox`` ended with it. ``deleted``: by their owner, so it is no loss."""
+        for (owner, _), kernel in self._kernels.items():
+            if owner == key and kernel.home == sandbox and kernel.alive:
+                kernel.alive = kernel.restarted = False
+                kernel.loss = None if reason == "deleted" else reason
+
+    def ended_by_owner(self, key: Key, name: KernelKey | None = None) -> None:
+        """Say that their owner ended one kernel or all of ``key``: the next answer says ``new``, and no loss."""
+        for (owner, called), kernel in self._kernels.items():
+            if owner == key and name in (None, called):
+                kernel.alive = kernel.restarted = False
+                kernel.loss = None
+                if kernel.running is None:
+                    kernel.home = None
+
+    def restarted(self, key: Key, name: KernelKey, sandbox: SandboxId, now: float) -> None:
+        """Say that its owner restarted a kernel: it runs, in a life that no answer has told yet."""
+        if (kernel := self._kernels.get((key, name))) is not None:
+            self._begin(kernel, sandbox, now)
+            kernel.restarted = True
+            kernel.loss = None
+
+    def forget(self, key: Key) -> None:
+        """Forget the kernels of a purged session, generations too. Those still wanted begin anew."""
+        for (owner, name), kernel in list(self._kernels.items()):
+            if owner != key:
+                continue
+            if kernel.wanted:
+                kernel.generation, kernel.alive, kernel.restarted, kernel.loss, kernel.home = (
+                    0,
+                    False,
+                    False,
+                    None,
+                    None,
+                )
+            else:
+                del self._kernels[owner, name]
+
+    def keys(self, scope: str) -> set[Key]:
+        """Return the keys of ``scope`` of which kernels are known."""
+        return {key for key, _ in self._kernels if key.scope == scope}
+
+    def _begin(self, kernel: Kernel, sandbox: SandboxId, now: float) -> None:
+        kernel.generation += 1
+        kernel.alive = True
+        kernel.home = sandbox
+        kernel.executions = 0
+        kernel.started_at = kernel.used_at = now
+
+    def _forget(self) -> None:
+        if len(self._kernels) < self.remembered:
+            return
+        gone = sorted((k for k in self._kernels.values() if not (k.alive or k.wanted)), key=lambda k: k.used_at)
+        for kernel in gone[: max(1, self.remembered // 10)]:
+            del self._kernels[kernel.key, kernel.name]

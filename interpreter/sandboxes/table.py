@@ -1,0 +1,120 @@
+"""Which sandboxes exist, who leases them, which may go.
+
+Promises: a leased key is never due. There are never more than ``limit`` keys that have or may get a sandbox, and a leased
+key always has room for one. A key has one sandbox at a time; one that is leaving is not its sandbox any more, so whoever comes
+then gets a fresh one.
+Leaves to manager.py: starting, stopping, waiting and the clock. Plain code: no await, no I/O. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from interpreter.backends.base import SandboxId
+from interpreter.errors import SessionBusy, TooManySessions
+from interpreter.keys import Key
+
+RETRY_MAX_S = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One sandbox. used_at: when it was last leased or became ready."""
+
+    key: Key
+    id: SandboxId
+    phase: Literal["starting", "ready", "leaving"]
+    used_at: float
+
+
+@dataclass(slots=True)
+class Table:
+    """limit: keys with a sandbox. idle_s: without a lease before a sandbox is due."""
+
+    limit: int
+    idle_s: float
+    _rows: dict[Key, Row] = field(default_factory=dict)
+    _leaving: set[Row] = field(default_factory=set)
+    _leases: dict[Key, int] = field(default_factory=dict)
+
+    def enter(self, key: Key, now: float) -> None:
+        """Lease ``key``: from now on it has room for a sandbox and is not due. Raises TooManySessions."""
+        if key not in self._leases and key not in self._rows and len(self._taken() - {key}) >= self.limit:
+            raise TooManySessions(
+                f"{self.limit} sandboxes exist, which is the limit.", retry_after_s=self._first_due_in(now)
+            )
+        self._leases[key] = self._leases.get(key, 0) + 1
+
+    def leave(self, key: Key, now: float) -> None:
+        """Give one lease of ``key`` back."""
+        left = self._leases[key] - 1
+        if left:
+            self._leases[key] = left
+        else:
+            del self._leases[key]
+        if (row := self._rows.get(key)) is not None:
+            row.used_at = now
+
+    def leased(self, key: Key) -> bool:
+        """Whether somebody leases ``key``."""
+        return key in self._leases
+
+    def row(self, key: Key) -> Row | None:
+        """Return the sandbox of ``key``: starting or ready."""
+        return self._rows.get(key)
+
+    def rows(self, scope: str | None = None) -> list[Row]:
+        """Return the sandboxes, of one scope or all; none that is leaving."""
+        return [row for key, row in self._rows.items() if scope is None or key.scope == scope]
+
+    def begin(self, key: Key, sandbox: SandboxId, now: float) -> Row:
+        """Say that the sandbox of the leased ``key`` is being started. There must be none."""
+        if key in self._rows or key not in self._leases:
+            raise ValueError("a sandbox begins once, and for somebody")
+        row = self._rows[key] = Row(key, sandbox, "starting", now)
+        return row
+
+    def ready(self, row: Row, now: float) -> None:
+        """Say that a sandbox works."""
+        if row.phase == "starting":
+            row.phase = "ready"
+            row.used_at = now
+
+    def take(self, row: Row) -> bool:
+        """Say that ``row`` is about to be stopped, or has ended by itself; False if that was known."""
+        if row.phase == "leaving":
+            return False
+        row.phase = "leaving"
+        del self._rows[row.key]
+        self._leaving.add(row)
+        return True
+
+    def gone(self, row: Row) -> None:
+        """Say that nothing of ``row`` is left."""
+        self.take(row)
+        self._leaving.discard(row)
+
+    def due(self, now: float) -> list[Row]:
+        """Sandboxes that nobody has leased for ``idle_s`` seconds or more, longest idle first."""
+        rows = [r for r in self._rows.values() if r.key not in self._leases and now - r.used_at >= self.idle_s]
+        return sorted(rows, key=lambda row: row.used_at)
+
+    def removable(self, keys: list[Key], *, force: bool) -> list[Row]:
+        """Return the sandboxes of ``keys``. Raises SessionBusy if one of the keys is leased, unless ``force``."""
+        if not force and any(key in self._leases for key in keys):
+            raise SessionBusy("Something is queued or running there; force=true ends it.", retry_after_s=1.0)
+        return [self._rows[key] for key in keys if key in self._rows]
+
+    def keys(self, scope: str) -> list[Key]:
+        """Return the keys of ``scope`` that have a sandbox or a lease."""
+        return sorted(
+            {key for key in (*self._rows, *self._leases) if key.scope == scope}, key=lambda key: key.session or ""
+        )
+
+    def _taken(self) -> set[Key]:
+        return {*self._rows, *self._leases, *(row.key for row in self._leaving)}
+
+    def _first_due_in(self, now: float) -> float:
+        idle = [row.used_at for row in self._rows.values() if row.key not in self._leases]
+        return min(RETRY_MAX_S, max(1.0, min(idle) + self.idle_s - now)) if idle else 1.0

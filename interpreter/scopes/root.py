@@ -1,0 +1,251 @@
+"""The data root: one service at a time, a fixed layout, a uid for each scope.
+
+Layout: ``<scope>/workspace`` (long-term, and the workspace without a session), ``<scope>/sessions/<session>``, ``<scope>/.staging``;
+``.run/<sandbox id>`` (links), ``.trash`` (being removed), ``.uids``, ``.tenant``, ``.lock``. Names of scopes never begin with a dot.
+
+Promises: every directory that tenants own lies in one that only the service can write, and is reached without following
+a link; a scope's uid never changes and is never given to another, across restarts.
+Leaves to its owner: that no sandbox uses what is purged. Blocks (all but ``run_dir``): call it in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from interpreter.backends.base import SandboxId
+from interpreter.errors import SingleTenant
+from interpreter.keys import NAME, Key
+from interpreter.scopes.ownership import take_over
+from interpreter.scopes.removal import empty, make_usable
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HIGHEST_UID = 2**31 - 2
+
+
+class DataRootError(Exception):
+    """The data root cannot be used. The text is for the operator."""
+
+
+class DataRootLocked(DataRootError):
+    """Another service uses this data root; the text names its pid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Whose tenants' files are. own: everything belongs to the service's own uid. Else ``uid`` for all, or from ``base`` up."""
+
+    own: bool
+    uid: int | None = None
+    gid: int | None = None
+    base: int = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The directories of a key, and their owner (None: the service's own)."""
+
+    workspace: Path
+    user: Path
+    uid: int | None
+    gid: int | None
+
+
+@dataclass(slots=True)
+class DataRoot:
+    """The data root at ``path``. single_tenant: the first scope claims it."""
+
+    path: Path
+    ids: Ids
+    single_tenant: bool = False
+    _lock: int | None = None
+    _uids: dict[str, int] = field(default_factory=dict)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _sweeping: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self) -> None:
+        """Make the root, lock it, read what is remembered, and remove what an earlier service left in the trash.
+
+        Raises DataRootLocked, DataRootError.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_lock()
+            self.path.chmod(0o700)
+            for name in (".run", ".trash"):
+                (self.path / name).mkdir(mode=0o700, exist_ok=True)
+            self._uids = self._read_uids()
+        except OSError as error:
+            self.close()
+            raise DataRootError(f"The data root {self.path} cannot be used: {error.strerror}.") from error
+        except DataRootError:
+            self.close()
+            raise
+        self.sweep()
+
+    def close(self) -> None:
+        """Give the lock back. May be called twice."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def prepare(self, key: Key) -> Place:
+        """Make the directories of ``key``, owned by its scope's uid, and return them. Raises SingleTenant, OSError."""
+        with self._mutex:
+            self._claim(key.scope)
+            uid, gid = self._owner(key.scope)
+            with _open(self.path) as root, _made(root, key.scope) as scope:
+                with _made(scope, ".staging"), _made(scope, "workspace") as workspace:
+                    _give(workspace, uid, gid)
+                with _made(scope, "sessions") as sessions:
+                    if key.session is not None:
+                        with _made(sessions, key.session) as session:
+                            _give(session, uid, gid)
+        user = self.path / key.scope / "workspace"
+        workspace_path = user if key.session is None else self.path / key.scope / "sessions" / key.session
+        return Place(workspace_path, user, uid, gid)
+
+    def run_dir(self, sandbox: SandboxId) -> Path:
+        """Make and return the link directory of a sandbox: readable inside, written by the service alone."""
+        path = self.path / ".run" / sandbox
+        path.mkdir(mode=0o755)
+        path.chmod(0o755)
+        return path
+
+    def drop_run_dir(self, sandbox: SandboxId) -> None:
+        """Remove the link directory of a sandbox, if it is there."""
+        shutil.rmtree(self.path / ".run" / sandbox, ignore_errors=True)
+
+    def purge_session(self, key: Key) -> bool:
+        """Move the directory of a session out of reach; whether there was one. ``sweep`` then removes it."""
+        with self._mutex:
+            return key.session is not None and self._to_trash(self.path / key.scope / "sessions", key.session)
+
+    def purge_scope(self, scope: str) -> bool:
+        """Move all data of a scope out of reach; whether there was any. ``sweep`` then removes it."""
+        with self._mutex:
+            return self._to_trash(self.path, scope)
+
+    def sweep(self) -> bool:
+        """Remove what was moved out of reach; False if something could not be removed now (a later sweep tries again)."""
+        with self._sweeping, _open(self.path) as root:
+            trash = os.open(".trash", _DIRECTORY, dir_fd=root)
+            try:
+                return empty(trash)
+            finally:
+                os.close(trash)
+
+    def scopes(self) -> list[str]:
+        """Return the scopes that have data, sorted."""
+        with os.scandir(self.path) as entries:
+            return sorted(
+                e.name for e in entries if NAME.fullmatch(e.name) is not None and e.is_dir(follow_symlinks=False)
+            )
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise DataRootLocked(f"Another service, pid {pid}, uses the data root {self.path}.") from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _claim(self, scope: str) -> None:
+        if not self.single_tenant:
+            return
+        file = self.path / ".tenant"
+        if not file.exists():
+            _write_durably(file, scope)
+        if file.read_text() != scope:
+            raise SingleTenant(
+                "This service keeps one scope only, since it cannot keep several apart here, and another scope has claimed it. "
+                "Run it as root or with Docker to serve several."
+            )
+
+    def _owner(self, scope: str) -> tuple[int | None, int | None]:
+        if self.ids.own:
+            return None, None
+        if self.ids.uid is not None:
+            return self.ids.uid, self.ids.uid if self.ids.gid is None else self.ids.gid
+        uid = self._uids.get(scope)
+        if uid is None:
+            uid = max(self.ids.base, max(self._uids.values(), default=0) + 1)
+            if uid > _HIGHEST_UID:
+                raise OSError("no uid is left")
+            with (self.path / ".uids").open("a") as file:
+                file.write(f"{scope} {uid}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._uids[scope] = uid
+        return uid, uid if self.ids.gid is None else self.ids.gid
+
+    def _read_uids(self) -> dict[str, int]:
+        file = self.path / ".uids"
+        if not file.exists():
+            return {}
+        text = file.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            # A crash cut the last line short: it was never used, since it is used only once it is durable.
+            os.truncate(file, len(whole.encode()))
+        uids: dict[str, int] = {}
+        for line in whole.splitlines():
+            scope, _, uid = line.partition(" ")
+            if NAME.fullmatch(scope) is None or not uid.isdecimal():
+                raise DataRootError(f"{file} has a line that is not ours: {line[:80]!r}.")
+            uids[scope] = int(uid)
+        return uids
+
+    def _to_trash(self, parent: Path, name: str) -> bool:
+        try:
+            with _open(parent) as directory:
+                make_usable(directory, name)
+            os.rename(parent / name, self.path / ".trash" / secrets.token_hex(8))
+        except FileNotFoundError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[int]:
+    handle = os.open(path, _DIRECTORY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _made(parent: int, name: str) -> Iterator[int]:
+    """Yield the directory ``name`` of ``parent``, made at need; a link in its place is refused."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+    handle = os.open(name, _DIRECTORY, dir_fd=parent)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _give(directory: int, uid: int | None, gid: int | None) -> None:
+    """Make a tenant's directory its own, with all that is in it if it belonged to somebody else."""
+    if uid is not None and gid is not None:
+        take_over(directory, uid, gid)
+
+
+def _write_durably(file: Path, text: str) -> None:
+    part = file.with_suffix(".part")
+    with part.open("w") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    part.replace(file)

@@ -1,0 +1,94 @@
+"""Hostile trees: deep, unreadable, full of links."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from interpreter.scopes.removal import empty
+
+
+def _empty(path: Path) -> bool:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return empty(handle)
+    finally:
+        os.close(handle)
+
+
+@pytest.fixture
+def trash(tmp_path: Path) -> Path:
+    path = tmp_path / "trash"
+    path.mkdir()
+    return path
+
+
+def test_twenty_thousand_levels(trash: Path) -> None:
+    current = os.open(trash, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(20_000):
+        os.mkdir("d", dir_fd=current)
+        following = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=current)
+        os.close(current)
+        current = following
+    os.close(current)
+    assert _empty(trash)
+    assert os.listdir(trash) == []
+
+
+def test_links_are_removed_and_not_followed(trash: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    (trash / "to_dir").symlink_to(outside)
+    (trash / "a").mkdir()
+    (trash / "a" / "to_dir").symlink_to(outside)
+    (trash / "a" / "to_file").symlink_to(outside / "kept")
+    os.link(outside / "kept", trash / "a" / "hard")
+    os.mkfifo(trash / "a" / "fifo")
+    assert _empty(trash)
+    assert (outside / "kept").read_text() == "x"
+
+
+def test_directories_without_rights(trash: Path) -> None:
+    (trash / "a" / "b" / "c").mkdir(parents=True)
+    (trash / "a" / "b" / "c" / "file").write_text("x")
+    for path in ("a/b/c", "a/b", "a"):
+        (trash / path).chmod(0)
+    assert _empty(trash)
+
+
+def test_many_entries_and_names_that_are_no_text(trash: Path) -> None:
+    wide = trash / "wide"
+    wide.mkdir()
+    for number in range(3000):
+        (wide / str(number)).mkdir()
+    os.mkdir(os.fsencode(trash) + b"/\xff\xfe")
+    assert _empty(trash)
+
+
+def test_a_writer_that_goes_on_does_not_keep_it_for_ever(trash: Path) -> None:
+    (trash / "a").mkdir()
+    directory = os.open(trash / "a", os.O_RDONLY | os.O_DIRECTORY)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            try:
+                os.mkdir(f"x{number}", dir_fd=directory)
+            except FileNotFoundError:
+                return  # The directory itself is gone: it has been removed between two writes.
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        _empty(trash)
+    finally:
+        stop.set()
+        writer.join()
+        os.close(directory)
+    assert _empty(trash)
