@@ -1,0 +1,1 @@
+"""Sandboxes by bubblewrap: the embedded default where there is no container engine."""

@@ -1,0 +1,125 @@
+"""What a bubblewrap sandbox sees and how ``bwrap`` is called for it. Pure.
+
+Promises: the same arguments give the same command; no value of a caller starts an argument; no destination of a mount
+lies inside a place that a tenant can write; every writable place that is not the scope's data has a size.
+Leaves to supervisor.py: staging the sources, dropping the uid, running it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from interpreter.backends.base import SandboxSpec
+from interpreter.backends.environment import INSIDE, INSIDE_LIB, INSIDE_PYTHON, INSIDE_VENV, Environment
+
+WORKSPACE = PurePosixPath("/opt/workspace")
+USER = PurePosixPath("/opt/user")
+LINK = PurePosixPath("/run/cellbox")
+KERNEL_FILES = PurePosixPath("/run/kernels")
+
+UID_INSIDE = 1000
+STAGE = "/src"
+"""Where the supervisor shows bwrap its sources: ``/src/0``, ``/src/1``, ... in the order of ``binds``."""
+
+_KERNEL_FILES_BYTES = 16 * 2**20
+_MIB = 2**20
+
+_BOOT = "import sys; sys.path.insert(0, {lib!r}); from sandboxd.boot import main; main()"
+_BOOT_ENVIRONMENT = {
+    # Built from nothing and pointing nowhere, so that the boot process is as isolated as with -I.
+    "HOME": "/nonexistent",
+    "LANG": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PATH": "/usr/bin:/bin",
+    "PYTHONUSERBASE": "/nonexistent",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A part of the host shown inside. tenant: its parents are searched for planted links right before the start."""
+
+    source: Path
+    target: str
+    writable: bool = False
+    tenant: bool = False
+
+
+def binds(spec: SandboxSpec, environment: Environment, top: Sequence[str] = ()) -> list[Bind]:
+    """Return what of the host is shown, parents before children, ``/usr`` first.
+
+    top: names at the top of the host that are directories of their own, as ``lib`` where it is not ``/usr/lib``.
+    """
+    site = f"lib/python{environment.version}/site-packages"
+    shown = [
+        Bind(Path("/usr"), "/usr"),
+        *(Bind(Path("/") / name, f"/{name}") for name in top),
+        Bind(environment.tree / "etc", "/etc"),
+        *(Bind(place, str(place)) for place in environment.etc),
+        Bind(environment.tree / "cellbox", str(INSIDE)),
+        Bind(environment.venv / "lib", str(INSIDE_VENV / "lib")),
+    ]
+    if (share := environment.venv / "share").is_dir():
+        shown.append(Bind(share, str(INSIDE_VENV / "share")))
+    if not environment.base_under_usr:
+        # The host's own packages beside the base Python are none of the tenant's business.
+        shown.append(Bind(environment.base, str(INSIDE_PYTHON)))
+        shown.append(Bind(environment.tree / "cellbox" / "empty", str(INSIDE_PYTHON / site)))
+    return [
+        *shown,
+        Bind(spec.link_dir, str(LINK), tenant=True),
+        Bind(spec.user, str(USER), writable=True, tenant=True),
+        Bind(spec.workspace, str(WORKSPACE), writable=True, tenant=True),
+    ]
+
+
+def boot_command(config: str) -> list[str]:
+    """Return the command of the boot process. config: JSON of a ``BootConfig``."""
+    return [str(INSIDE_VENV / "bin" / "python"), "-c", _BOOT.format(lib=str(INSIDE_LIB)), config]
+
+
+def boot_environment() -> dict[str, str]:
+    """Return the environment of the boot process, complete."""
+    return dict(_BOOT_ENVIRONMENT)
+
+
+def arguments(
+    shown: Sequence[Bind],
+    *,
+    sources: Sequence[str],
+    roots: Mapping[str, str],
+    tmp_mib: int,
+    environment: Mapping[str, str],
+    command: Sequence[str],
+    seccomp_fd: int,
+    info_fd: int,
+) -> list[str]:
+    """Return the arguments of ``bwrap``, without its name.
+
+    sources: where bwrap finds each of ``shown``. roots: links at the top, as ``{"bin": "usr/bin"}``. environment: of the
+    command, complete. seccomp_fd: open for reading, at the start of the filter. info_fd: open for writing, gets the pid.
+    """
+    size = str(tmp_mib * _MIB)
+    words = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"]
+    words += ["--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--new-session", "--as-pid-1"]
+    words += ["--uid", str(UID_INSIDE), "--gid", str(UID_INSIDE), "--hostname", "sandbox"]
+    words += ["--seccomp", str(seccomp_fd), "--info-fd", str(info_fd)]
+    words += ["--proc", "/proc", "--dev", "/dev"]
+    words += ["--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108
+    words += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]  # noqa: S108
+    words += ["--perms", "0700", "--size", str(_KERNEL_FILES_BYTES), "--tmpfs", str(KERNEL_FILES)]
+    for bind, source in zip(shown, sources, strict=True):
+        words += ["--bind" if bind.writable else "--ro-bind", source, bind.target]
+    for name, target in sorted(roots.items()):
+        words += ["--symlink", target, f"/{name}"]
+    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    for name, value in sorted(environment.items()):
+        words += ["--setenv", name, value]
+    return [*words, "--", *command]
+
+
+def staged(count: int) -> list[str]:
+    """Return where the supervisor shows bwrap that many sources."""
+    return [f"{STAGE}/{number}" for number in range(count)]

@@ -1,0 +1,361 @@
+"""The bubblewrap backend: what this host can do, starting sandboxes, and removing what an earlier service left.
+
+Promises: every refusal says what is missing and what to do; nothing falls back to something weaker in silence. The only
+weaker mode, one tenant under the service's own uid where the service is not root, says so in ``check``.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import hashlib
+import logging
+import marshal
+import os
+import platform
+import re
+import resource
+import secrets
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sandboxd import protocol
+
+from interpreter.backends import environment as environments
+from interpreter.backends.base import (
+    Backend,
+    BackendError,
+    BackendUnavailable,
+    Limits,
+    Sandbox,
+    SandboxId,
+    SandboxSpec,
+)
+from interpreter.backends.boot import encode_config
+from interpreter.tasks import Tasks, finish
+
+from . import argv, cgroups, ending
+from .sandbox import BubblewrapSandbox
+
+log = logging.getLogger(__name__)
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_SECCOMP = Path(protocol.__file__).with_name("seccomp.py")
+_START_S = 10.0
+_OLDEST = (0, 8, 0)
+"""The first with --disable-userns."""
+
+_SECCOMP_FD, _INFO_FD = 100, 101
+_OPEN_FILES = 4096
+_FILE_BYTES = 16 * 2**30
+_NPROC = 8192
+"""A backstop only: the kernel counts it per uid over all sandboxes of a scope. The limit that holds is the cgroup's."""
+
+Boot = Callable[[str], list[str]]
+
+
+class BubblewrapBackend(Backend):
+    """Makes sandboxes with ``bwrap``.
+
+    root: data directory of the service, 0700; its ``.run`` gets our state files. lock: file that the running service
+    holds by flock; idle_s: a sandbox ends when nobody has held it for so long. probe_uid: kernel id for the probe of
+    ``check``, one that no scope has; None: the service has no ids to give.
+    """
+
+    name = "bubblewrap"
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        lock: Path,
+        idle_s: float,
+        probe_uid: int | None,
+        venv: Path | None = None,
+        boot: Boot = argv.boot_command,
+    ) -> None:
+        self._root = root.resolve()
+        self._run = self._root / ".run"
+        self._lock = lock
+        self._idle_s = idle_s
+        self._probe_uid = probe_uid
+        self._venv = venv
+        self._boot = boot
+        self._is_root = os.geteuid() == 0
+        self.single_tenant = not self._is_root
+        self._tasks = Tasks()
+        self._prefix = "cellbox-" + hashlib.sha256(os.fsencode(self._root)).hexdigest()[:8] + "-"
+        self._bwrap = ""
+        self._filter = b""
+        self._cgroups: cgroups.Cgroups | None = None
+        self._environment: environments.Environment | None = None
+
+    async def check(self) -> list[str]:
+        """Prove it by starting a sandbox with the real flags that runs ``true``."""
+        self._bwrap = _find_bwrap()
+        if self._is_root and not self._probe_uid:
+            raise BackendUnavailable(
+                "bubblewrap as root needs ids for the scopes: set SANDBOX_UID_BASE or SANDBOX_UID, or run as another user"
+            )
+        self._cgroups = cgroups.detect()
+        if self._cgroups is None and self._is_root:
+            raise BackendUnavailable(
+                "no cgroups to limit sandboxes with: the memory, pids and cpu controllers must be writable (in a"
+                " container, mount /sys/fs/cgroup writable; with systemd, set Delegate=yes)"
+            )
+        self._run.mkdir(mode=0o755, parents=True, exist_ok=True)
+        await asyncio.to_thread(self._prepare)
+        await self._probe()
+        return list(self._warnings())
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """Start the supervisor and wait until the first process of the namespace exists."""
+        self._refuse_wrong_ids(spec)
+        config = encode_config(
+            link=str(argv.LINK / protocol.LINK_SOCKET),
+            workspace=str(argv.WORKSPACE),
+            user=str(argv.USER),
+            kernels=str(environments.INSIDE_KERNELS),
+            runtime=str(argv.KERNEL_FILES),
+            environment=spec.environment,
+        )
+        return await self._start(spec, self._boot(config))
+
+    async def remove_leftovers(self) -> int:
+        """End what the state files and cgroups of this data root name."""
+        return await asyncio.to_thread(self._remove_leftovers)
+
+    async def aclose(self) -> None:
+        """End our own tasks."""
+        await self._tasks.aclose(within_s=5)
+
+    # --- starting ---------------------------------------------------------------------------------------------------
+
+    async def _start(self, spec: SandboxSpec, command: list[str]) -> Sandbox:
+        state = self._run / f"{spec.id}.sandbox"
+        groups = self._cgroups.groups(self._prefix + spec.id, spec.limits) if self._cgroups else []
+        wanted = self._supervisor_spec(spec, command, groups, state)
+        source = os.memfd_create("spec")
+        try:
+            os.write(source, marshal.dumps(wanted))
+            os.lseek(source, 0, os.SEEK_SET)
+            process = subprocess.Popen(  # noqa: ASYNC220 - a vfork, a millisecond
+                [sys.executable, "-I", "-S", str(_SUPERVISOR)],
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+                start_new_session=True,
+            )
+        finally:
+            os.close(source)
+        sandbox = BubblewrapSandbox(spec.id, process, [path for path, _ in groups], state, self._tasks)
+        try:
+            await asyncio.wait([sandbox.started], timeout=_START_S)
+            report = sandbox.started.result() if sandbox.started.done() else {"failed": "no answer in time"}
+            if "started" not in report:
+                log.error("a sandbox could not be started", extra={"sandbox": spec.id, "report": repr(report)[:4000]})
+                raise BackendError("the sandbox could not be started")
+        except BaseException:
+            await finish(sandbox.stop(), within_s=_START_S)
+            raise
+        return sandbox
+
+    def _supervisor_spec(
+        self, spec: SandboxSpec, command: list[str], groups: list[cgroups.Group], state: Path
+    ) -> dict[str, Any]:
+        if self._environment is None:
+            raise BackendUnavailable("the bubblewrap backend has not been checked")
+        links, top = _top_level()
+        shown = argv.binds(spec, self._environment, top)
+        dropping = spec.uid is not None and self._is_root
+        sources = argv.staged(len(shown)) if dropping else [str(bind.source) for bind in shown]
+        stage_links = [*links.items(), ("usr", "src/0")]
+        stage_links += [
+            (bind.target[1:], f"src/{number}") for number, bind in enumerate(shown) if bind.target[1:] in top
+        ]
+        return {
+            "id": str(spec.id),
+            "state": str(state),
+            "lock": str(self._lock),
+            "idle_s": self._idle_s,
+            "groups": groups,
+            "rlimits": _rlimits(spec.limits, limited=bool(groups)),
+            "uid": spec.uid if dropping else None,
+            "gid": spec.gid,
+            "sources": [self._source(bind) for bind in shown],
+            "stage_links": stage_links,
+            "bwrap": self._bwrap,
+            "seccomp": self._filter,
+            "seccomp_fd": _SECCOMP_FD,
+            "info_fd": _INFO_FD,
+            "arguments": argv.arguments(
+                shown,
+                sources=sources,
+                roots=links,
+                tmp_mib=spec.limits.tmp_mib,
+                environment=argv.boot_environment(),
+                command=command,
+                seccomp_fd=_SECCOMP_FD,
+                info_fd=_INFO_FD,
+            ),
+        }
+
+    def _source(self, bind: argv.Bind) -> tuple[str, str]:
+        """Return path and base: a tenant's place is walked from the data root down, and no link is followed."""
+        if not bind.tenant:
+            return str(bind.source), ""
+        try:
+            return str(bind.source.relative_to(self._root)), str(self._root)
+        except ValueError:
+            return str(bind.source.relative_to("/")), "/"
+
+    def _refuse_wrong_ids(self, spec: SandboxSpec) -> None:
+        if self._is_root and (not spec.uid or not spec.gid):
+            raise BackendError("a sandbox never runs with the ids of root")
+        if not self._is_root and spec.uid not in (None, os.geteuid()):
+            raise BackendError("only root can give a sandbox another uid")
+
+    # --- checking ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Find the environment and make the filter. Blocking."""
+        self._environment = environments.find(self._venv)
+        emitted = subprocess.run(
+            [sys.executable, "-I", str(_SECCOMP), "--emit"], capture_output=True, check=False, timeout=30
+        )
+        if emitted.returncode or not emitted.stdout:
+            raise BackendUnavailable(f"there is no system call filter for this machine ({platform.machine()})")
+        self._filter = emitted.stdout
+
+    async def _probe(self) -> None:
+        uid = self._probe_uid if self._is_root else None
+        place = self._run / f"probe-{secrets.token_hex(4)}"
+        place.mkdir(mode=0o755)  # noqa: ASYNC240 - small and local
+        try:
+            for name in ("workspace", "user", "link"):
+                (place / name).mkdir(mode=0o755)
+                if uid and name != "link":
+                    os.chown(place / name, uid, uid)
+            limits = Limits(memory_mib=64, pids=16, tmp_mib=1)
+            ident = SandboxId(secrets.token_hex(8))
+            spec = SandboxSpec(ident, uid, uid, place / "workspace", place / "user", place / "link", limits)
+            try:
+                sandbox = await self._start(spec, ["/usr/bin/true"])
+                try:
+                    async with asyncio.timeout(_START_S):
+                        end = await sandbox.wait()
+                finally:
+                    await sandbox.stop()
+            except (BackendError, TimeoutError) as error:
+                raise BackendUnavailable(_PROBE_FAILED) from error
+            if end.status != 0:
+                log.error("the probe failed", extra={"status": end.status, "said": end.said[:1000]})
+                raise BackendUnavailable(_PROBE_FAILED)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+
+    def _warnings(self) -> list[str]:
+        found = []
+        if self.single_tenant:
+            found.append(
+                "not running as root: one scope only, and its code runs under this user's own uid. Run as root (or use"
+                " Docker) to serve several scopes apart"
+            )
+        if self._cgroups is None:
+            found.append(
+                "no writable cgroups: memory, processes and CPU of a sandbox are not limited as a whole. Run under"
+                " `systemd-run --user --scope -p Delegate=yes`, or as root"
+            )
+        return found
+
+    # --- what an earlier service left -------------------------------------------------------------------------------
+
+    def _remove_leftovers(self) -> int:
+        found: set[str] = set()
+        for state in self._run.glob("*.sandbox"):
+            found.add(state.name.removesuffix(".sandbox"))
+            self._remove_leftover(state)
+        for name, paths in (self._cgroups.names(self._prefix) if self._cgroups else {}).items():
+            found.add(name.removeprefix(self._prefix))
+            ending.end_groups(paths, within_s=_START_S)
+        for unfinished in self._run.glob("*.sandbox.new"):
+            unfinished.unlink(missing_ok=True)
+        return len(found)
+
+    def _remove_leftover(self, state: Path) -> None:
+        try:
+            said = ast.literal_eval(state.read_text(encoding="utf-8"))
+            for pid, start in ((said["pid"], said["start"]), (said["first"], said["first_start"])):
+                if pid is not None:
+                    ending.kill_if_started_at(pid, start)
+            gone = ending.end_groups(said["groups"], within_s=_START_S)
+        except (OSError, ValueError, SyntaxError, KeyError, TypeError):
+            log.exception("a state file cannot be read; its sandbox may be left", extra={"file": state.name})
+            gone = True
+        if gone:
+            state.unlink(missing_ok=True)
+
+
+_PROBE_FAILED = (
+    "bubblewrap cannot make sandboxes here: unprivileged user namespaces are probably switched off. See the log for"
+    " what it said; check /proc/sys/user/max_user_namespaces, kernel.unprivileged_userns_clone and"
+    " kernel.apparmor_restrict_unprivileged_userns, and in a container its seccomp profile"
+)
+
+
+def _find_bwrap() -> str:
+    if sys.platform != "linux":
+        raise BackendUnavailable(
+            "bubblewrap needs Linux: use Docker, or SANDBOX_RUNTIME_BACKEND=process (no isolation)"
+        )
+    found = shutil.which("bwrap", path="/usr/bin:/usr/local/bin:/bin")
+    if found is None:
+        raise BackendUnavailable("bubblewrap is missing: install the package `bubblewrap`")
+    if Path(found).stat().st_mode & stat.S_ISUID:
+        raise BackendUnavailable(f"{found} is setuid root, which only weakens it: `chmod u-s {found}`")
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
+    version = tuple(int(part) for part in re.findall(r"\d+", said)[:3])
+    if version < _OLDEST:
+        raise BackendUnavailable(f"bubblewrap is too old ({said.strip()}): 0.8.0 or newer is needed")
+    return found
+
+
+def _top_level() -> tuple[dict[str, str], list[str]]:
+    """Return the links at the top of the host (``bin`` -> ``usr/bin``), and the directories where there is no link."""
+    links, directories = {}, []
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        place = Path("/") / name
+        if place.is_symlink():
+            links[name] = os.readlink(place).lstrip("/")
+        elif place.is_dir():
+            directories.append(name)
+    return links, directories
+
+
+def _rlimits(limits: Limits, *, limited: bool) -> list[tuple[int, int]]:
+    """Return the resource limits. Without cgroups the processes are the tenant's number beside what its uid has now."""
+    processes = _NPROC if limited else limits.pids + cgroups.OWN_PIDS + _tasks_of(os.geteuid())
+    return [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_FSIZE, _FILE_BYTES),
+    ]
+
+
+def _tasks_of(uid: int) -> int:
+    count = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                count += len(os.listdir(entry / "task")) if entry.stat().st_uid == uid else 0
+            except OSError:
+                continue
+    return count

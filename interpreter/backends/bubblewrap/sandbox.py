@@ -1,0 +1,134 @@
+"""A running bubblewrap sandbox, seen from the service: its supervisor, its cgroups, its end.
+
+Promises: ``stop`` asks the supervisor, and a second later does its work itself; the end of a supervisor that was killed
+is cleaned up here before ``wait`` returns.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from interpreter.backends.base import BackendError, Sandbox, SandboxExit, SandboxId, Stats
+from interpreter.tasks import Tasks
+
+from . import cgroups, ending
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 1.0
+_STOP_S = 5.0
+_LINE_BYTES = 2**16
+
+
+class BubblewrapSandbox(Sandbox):
+    """Owns the supervisor's process and the pipe on which it reports."""
+
+    def __init__(
+        self, ident: SandboxId, process: subprocess.Popen[bytes], groups: list[str], state: Path, tasks: Tasks
+    ) -> None:
+        self.id = ident
+        self.process = process
+        self.started: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        """The first line of the supervisor; empty if it ended without one."""
+        self._groups = groups
+        self._state = state
+        self._tasks = tasks
+        self._text = b""
+        self._first: tuple[int, int] | None = None
+        self._last = Stats(0 if groups else None, 0, 0 if groups else None)
+        self._exit: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
+        self._stopping: asyncio.Task[None] | None = None
+        assert process.stdout is not None  # noqa: S101 - made with a pipe
+        self._pipe = process.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+        self._pidfd = os.pidfd_open(process.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._pipe, self._read)
+        loop.add_reader(self._pidfd, self._supervisor_ended)
+
+    async def wait(self) -> SandboxExit:
+        """Return how it ended, once it has and all of it is gone."""
+        return await asyncio.shield(self._exit)
+
+    async def stop(self) -> None:
+        """End all of it; return when no process is left."""
+        if self._exit.done():
+            return
+        if self._stopping is None or self._stopping.done():
+            self._stopping = self._tasks.start(self._stop(), name=f"stop sandbox {self.id}")
+        await asyncio.shield(self._stopping)
+
+    def stats(self) -> Stats:
+        """Read the counters; the last ones once it has ended."""
+        if self._groups and not self._exit.done() and Path(self._groups[0]).exists():
+            with contextlib.suppress(OSError, ValueError):
+                self._last = cgroups.stats(self._groups)
+        return self._last
+
+    async def _stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        await asyncio.wait([self._exit], timeout=_ASK_S)
+        if self._exit.done():
+            return
+        if self._first is not None:
+            ending.kill_if_started_at(*self._first)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        await asyncio.wait([self._exit], timeout=_STOP_S - _ASK_S)
+        if not self._exit.done():
+            raise BackendError("a sandbox could not be ended: some of its processes are still there")
+
+    def _read(self) -> None:
+        try:
+            more = os.read(self._pipe, _LINE_BYTES)
+        except BlockingIOError:
+            return
+        if not more or len(self._text) > _LINE_BYTES:
+            asyncio.get_running_loop().remove_reader(self._pipe)
+        self._text += more
+        if not self.started.done() and b"\n" in self._text:
+            self.started.set_result(self._line(0))
+            if first := self.started.result().get("started"):
+                self._first = first, ending.start_time(first) or 0
+
+    def _line(self, number: int) -> dict[str, Any]:
+        lines = self._text.decode(errors="replace").splitlines()
+        line: dict[str, Any] = ast.literal_eval(lines[number]) if number < len(lines) else {}
+        return line
+
+    def _supervisor_ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        self._read()
+        loop.remove_reader(self._pipe)
+        self.process.wait()  # returns at once: the pidfd said so
+        os.close(self._pidfd)
+        assert self.process.stdout is not None  # noqa: S101 - as above
+        self.process.stdout.close()
+        if not self.started.done():
+            self.started.set_result({})
+        self._tasks.start(self._clean_up(), name=f"clean up sandbox {self.id}")
+
+    async def _clean_up(self) -> None:
+        """Do what a killed supervisor left undone, then tell how it ended."""
+        end = self._line(1)
+        kills = end.get("oom_kills", 0) if end else ending.oom_kills(self._groups)
+        if self._state.exists():
+            if self._first is not None:
+                ending.kill_if_started_at(*self._first)
+            # stop() says so after its time; what hangs in the kernel may end yet.
+            while not await asyncio.to_thread(ending.end_groups, self._groups, within_s=_STOP_S):
+                log.error("processes of a sandbox are still there", extra={"sandbox": self.id})
+            self._state.unlink(missing_ok=True)
+        self._last = Stats(self._last.memory_bytes, kills, 0)
+        said = end.get("said", b"").decode(errors="replace")
+        self._exit.set_result(SandboxExit(end.get("ended"), oom=kills > 0, said=said))

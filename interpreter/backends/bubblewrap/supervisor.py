@@ -1,0 +1,316 @@
+"""The small process beside each bubblewrap sandbox: it starts it, holds its end in hand, and outlives the service.
+
+A program of its own (``python -I -S supervisor.py``). Standard input: a marshalled dict, made by ``backend.py`` (marshal,
+since importing json costs every start 10 ms and every sandbox a megabyte). It answers on standard output with a line,
+the repr of a dict: ``{"started": pid of the namespace's first process}`` or ``{"failed": sentence}``; and at the end with
+``{"ended": status, "oom_kills": n, "said": bytes}``.
+
+Promises: SIGTERM ends the sandbox whatever its processes do; so does the end of the service, once the lock of the data
+root has not been held for the idle time; a failed start leaves nothing. If it is killed itself, bubblewrap's
+``--die-with-parent`` ends the sandbox, and the state file says what to remove.
+Leaves to backend.py: deciding anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import resource
+import stat
+import sys
+import time
+from _signal import (  # type: ignore[import-not-found]  # signal without enum, 7 ms
+    SIG_BLOCK,
+    SIG_UNBLOCK,
+    SIGCHLD,
+    SIGHUP,
+    SIGINT,
+    SIGKILL,
+    SIGTERM,
+    pthread_sigmask,
+    sigtimedwait,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from interpreter.backends.bubblewrap import ending
+else:
+    # A neighbour, not a part of the package: that would import the whole service.
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import ending
+
+_END_WITHIN_S = 4.0
+_SAID_BYTES = 8192
+_SIGNALS = {SIGTERM, SIGINT, SIGHUP, SIGCHLD}
+
+_CLONE_NEWNS = 0x20000
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_PLACE = "/tmp"  # noqa: S108 - in our private mount namespace; any directory that exists everywhere would do
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Failed(Exception):  # noqa: N818 - a way out, told as a sentence
+    """The sandbox cannot be started. The text is a sentence."""
+
+
+def main() -> None:
+    """Run one sandbox from start to end."""
+    os.umask(0o077)
+    pthread_sigmask(SIG_BLOCK, _SIGNALS)
+    with open(0, "rb", closefd=False) as file:
+        spec: dict[str, Any] = marshal.loads(file.read())  # noqa: S302 - from our own backend
+    groups: list[str] = [path for path, _ in spec["groups"]]
+    said, said_by_child = os.pipe()
+    os.set_blocking(said, False)
+    os.set_blocking(said_by_child, False)  # nobody reads before the end: what does not fit is lost, never waited for
+    monitor = 0
+    try:
+        _write_state(spec, groups, None)
+        _make_groups(spec["groups"])
+        monitor, first = _start(spec, said_by_child)
+        os.close(said_by_child)
+        first_fd = os.pidfd_open(first)
+        if ending.parent(first) != monitor:
+            raise Failed("the sandbox ended while it started")
+        _write_state(spec, groups, first)
+    except (Failed, OSError) as error:
+        if monitor:
+            os.kill(monitor, SIGKILL)
+            os.waitpid(monitor, 0)
+        if ending.end_groups(groups, within_s=_END_WITHIN_S):
+            _remove(spec["state"])
+        _report({"failed": f"{error}", "said": _read(said)})
+        sys.exit(1)
+    _report({"started": first})
+    status = _watch(monitor, spec["lock"], spec["idle_s"])
+    ending.kill(first_fd)
+    kills = ending.oom_kills(groups)
+    gone = ending.end_groups(groups, within_s=_END_WITHIN_S)
+    if status is None:
+        status = _reap(monitor)
+    if gone:
+        _remove(spec["state"])
+    _report({"ended": status, "oom_kills": kills, "said": _read(said)})
+
+
+def _watch(monitor: int, lock: str, idle_s: float) -> int | None:
+    """Wait until the sandbox ended (return its status) or has to be ended (return None)."""
+    seen = time.monotonic()
+    while True:
+        arrived = sigtimedwait(_SIGNALS, min(15.0, max(0.1, idle_s / 4)))
+        if arrived is not None and arrived.si_signo != SIGCHLD:
+            return None
+        pid, raw = os.waitpid(monitor, os.WNOHANG)
+        if pid:
+            return _status(raw)
+        if _held(lock):
+            seen = time.monotonic()
+        elif time.monotonic() - seen > idle_s:
+            return None
+
+
+def _held(lock: str) -> bool:
+    """Whether a process holds the lock, found without trying to take it: that could make a service's start fail."""
+    try:
+        status = os.stat(lock)
+    except OSError:
+        return False
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    return any("FLOCK" in line and device in line.split() for line in ending.read("/proc/locks").splitlines())
+
+
+def _reap(monitor: int) -> int:
+    """Return the status of the monitor, which has been killed or is about to end."""
+    deadline = time.monotonic() + _END_WITHIN_S
+    while True:
+        pid, raw = os.waitpid(monitor, os.WNOHANG)
+        if pid:
+            return _status(raw)
+        if time.monotonic() > deadline:
+            os.kill(monitor, SIGKILL)  # our own child, not yet reaped: the pid is still its own
+            deadline += _END_WITHIN_S
+        sigtimedwait({SIGCHLD}, 0.05)
+
+
+def _status(raw: int) -> int:
+    code = os.waitstatus_to_exitcode(raw)
+    return code if code >= 0 else 128 - code
+
+
+def _make_groups(groups: list[tuple[str, list[tuple[str, str]]]]) -> None:
+    """Make the cgroups and set their limits, read back since kernels ignore some of them quietly."""
+    for path, limits in groups:
+        os.mkdir(path)
+        for name, value in limits:
+            file = f"{path}/{name}"
+            with open(file, "w", encoding="ascii") as limit:
+                limit.write(value)
+            if ending.read(file).split() != value.split():
+                raise Failed(f"the host did not take the limit {name}")
+
+
+def _write_state(spec: dict[str, Any], groups: list[str], first: int | None) -> None:
+    """Note what is to be found and removed, before there is anything and again when all is known."""
+    state = {
+        "id": spec["id"],
+        "pid": os.getpid(),
+        "start": ending.start_time(os.getpid()),
+        "first": first,
+        "first_start": first and ending.start_time(first),
+        "groups": groups,
+    }
+    new = spec["state"] + ".new"
+    with open(new, "w", encoding="utf-8") as file:
+        file.write(repr(state))
+    os.rename(new, spec["state"])
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _report(line: dict[str, Any]) -> None:
+    try:
+        os.write(1, f"{line!r}\n".encode())
+    except OSError:
+        pass  # the service is gone
+
+
+def _read(said: int) -> bytes:
+    try:
+        return os.read(said, _SAID_BYTES)
+    except BlockingIOError:
+        return b""
+
+
+# --- the child that becomes bwrap -----------------------------------------------------------------------------------
+
+
+def _start(spec: dict[str, Any], said: int) -> tuple[int, int]:
+    """Return the pids of bwrap's monitor, our child, and of the first process in the namespace."""
+    info, info_by_child = os.pipe()
+    failure, failure_by_child = os.pipe()
+    filter_fd = os.memfd_create("filter")
+    os.write(filter_fd, spec["seccomp"])
+    os.lseek(filter_fd, 0, os.SEEK_SET)
+    us = os.getpid()
+    monitor = os.fork()
+    if not monitor:
+        try:
+            _become_bwrap(spec, us, {spec["seccomp_fd"]: filter_fd, spec["info_fd"]: info_by_child, 1: said, 2: said})
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the parent must hear of it
+            os.write(failure_by_child, f"{error!r}"[:900].encode())
+        finally:
+            os._exit(127)
+    os.close(info_by_child)
+    os.close(failure_by_child)
+    os.close(filter_fd)
+    failed = os.read(failure, 1000)
+    text = b""
+    while b"}" not in text and (more := os.read(info, 1000)):
+        text += more
+    os.close(failure)
+    os.close(info)
+    digits = text.partition(b'"child-pid": ')[2].partition(b"\n")[0].strip(b", }")
+    if failed or not digits.isdigit():
+        os.kill(monitor, SIGKILL)
+        os.waitpid(monitor, 0)
+        raise Failed(failed.decode(errors="replace") or "bubblewrap could not make the sandbox")
+    return monitor, int(digits)
+
+
+def _become_bwrap(spec: dict[str, Any], us: int, descriptors: dict[int, int]) -> None:
+    for path, _ in spec["groups"]:
+        with open(f"{path}/cgroup.procs", "w", encoding="ascii") as procs:
+            procs.write("0")
+    for number, value in spec["rlimits"]:
+        _, hard = resource.getrlimit(number)
+        lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (lowest, lowest))
+    if spec["uid"] is not None:
+        _stage(spec)
+        os.setgroups([])
+        os.setresgid(spec["gid"], spec["gid"], spec["gid"])
+        os.setresuid(spec["uid"], spec["uid"], spec["uid"])
+    # From here to bwrap's own --die-with-parent. After the ids: changing them clears it.
+    _libc.prctl(_PR_SET_PDEATHSIG, SIGKILL)
+    if os.getppid() != us:
+        raise Failed("the supervisor ended")
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    for target, source in descriptors.items():
+        os.dup2(source, target)
+    pthread_sigmask(SIG_UNBLOCK, _SIGNALS)
+    os.execve(spec["bwrap"], ["bwrap", *spec["arguments"]], {})  # noqa: S606
+
+
+def _stage(spec: dict[str, Any]) -> None:
+    """Show the sources, and nothing else of the host, in a tree that the scope's uid can walk; make it our root.
+
+    A home of mode 0700 on the way to a source would stop bwrap, which is no longer root.
+    """
+    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    sources = [(_open_below(base, path), bool(base)) for path, base in spec["sources"]]
+    devices = [(name, os.open(f"/dev/{name}", os.O_PATH)) for name in _DEVICES]
+    _mount("tmpfs", _PLACE, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m,nr_inodes=256")
+    os.umask(0o022)
+    os.chdir(_PLACE)
+    for name in ("src", "dev", "proc", "tmp"):
+        os.mkdir(name)
+    for number, (source, tenant) in enumerate(sources):
+        _bind(source, f"src/{number}", 0 if tenant else _MS_REC)
+    for name, device in devices:
+        _bind(device, f"dev/{name}", 0)
+    _mount("/proc", "proc", None, _MS_BIND | _MS_REC)
+    for name, target in spec["stage_links"]:
+        os.symlink(target, name)
+    _check(_libc.syscall(_SYS_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount")
+    os.chdir("/")
+
+
+def _open_below(base: str, path: str) -> int:
+    """Open the place of ``path`` below ``base`` without following any link under way; with no ``base`` as it is."""
+    if not base:
+        return os.open(path, os.O_PATH)
+    place = os.open(base, os.O_PATH | os.O_DIRECTORY)
+    for part in path.split("/"):
+        below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+        os.close(place)
+        place = below
+    return place
+
+
+def _bind(source: int, target: str, flags: int) -> None:
+    if stat.S_ISDIR(os.fstat(source).st_mode):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    _mount(f"/proc/self/fd/{source}", target, None, _MS_BIND | flags)
+    os.close(source)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
+    _check(_libc.mount(*words, ctypes.c_ulong(flags), data and data.encode()), f"mount {target}")
+
+
+def _check(result: int, call: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()
