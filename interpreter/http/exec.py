@@ -1,0 +1,68 @@
+"""``POST /v1/exec``."""
+
+from __future__ import annotations
+
+from interpreter import wire
+from interpreter.errors import CodeTooLarge, InvalidRequest, NotBuilt, UnknownLanguage, UnsupportedField
+from interpreter.executions.model import ExecRequest
+from interpreter.http.base import ApiHandler, ExecLimits
+
+_LISTED = ", ".join(wire.LANGUAGES)
+
+
+class ExecHandler(ApiHandler):
+    """Runs code."""
+
+    async def on_post(self, _query: wire.NoQuery, body: wire.ExecBody) -> None:
+        """Run it and answer with how it ended. A client that leaves cancels it, unless it named its execution."""
+        if wants_events(self.request.headers.get("Accept", "")):
+            raise NotBuilt("Accept: text/event-stream is not built yet; ask for application/json.")
+        service = self.api.service
+        execution = service.submit(exec_request(body, self.api.limits))
+        if not execution.named:
+            self.when_client_leaves(lambda: service.cancel(execution))
+        answer = await service.settle(execution)
+        self.send(answer.to_json())
+
+
+def wants_events(accept: str) -> bool:
+    """Whether ``accept`` asks for an event stream and would not take JSON."""
+    kinds = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
+    return "text/event-stream" in kinds and not kinds & {"application/json", "application/*", "*/*"}
+
+
+def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
+    """Return what ``body`` asks for, within ``limits``. Raises ServiceError for what cannot be asked."""
+    if body.not_built:
+        raise NotBuilt(f"The field '{body.not_built[0]}' is not built yet; leave it out.")
+    stateful = bool(body.stateful)
+    language = wire.canonical_language(body.language)
+    if language is None or (language not in wire.LANGUAGES and not stateful):
+        raise UnknownLanguage(f"There is no language of this name; there are {_LISTED}.")
+    # Counted in UTF-8 only where it can matter: code is at most four times as long in bytes.
+    if len(body.code) > limits.max_code_bytes or (
+        len(body.code) * 4 > limits.max_code_bytes and len(body.code.encode()) > limits.max_code_bytes
+    ):
+        raise CodeTooLarge(f"code is over {limits.max_code_bytes} bytes.")
+    if "\0" in body.code and language == "bash":
+        raise InvalidRequest("code has a NUL, which no shell can read.")
+    stdin = body.stdin
+    if stateful and language in ("python", "node"):
+        if stdin:
+            raise UnsupportedField(f"stdin is not read by a stateful {language} kernel; leave it out.")
+        stdin = None
+    queue_timeout = wire.DEFAULT_QUEUE_TIMEOUT_S if body.queue_timeout is None else body.queue_timeout
+    return ExecRequest(
+        scope=body.scope,
+        session=body.session,
+        language=language,
+        code=body.code,
+        timeout_s=min(body.timeout or limits.default_timeout_s, limits.max_timeout_s),
+        queue_timeout_s=min(queue_timeout, wire.MAX_QUEUE_TIMEOUT_S),
+        env=body.env or {},
+        stateful=stateful,
+        context=body.context or "default",
+        cwd=body.cwd,
+        stdin=stdin,
+        execution_id=body.execution_id,
+    )

@@ -1,0 +1,44 @@
+"""``/v1/executions``: looking at executions, and ending them."""
+
+from __future__ import annotations
+
+import json
+
+from interpreter import wire
+from interpreter.errors import NotBuilt
+from interpreter.executions.execution import Execution
+from interpreter.http.base import ApiHandler
+
+
+class ExecutionHandler(ApiHandler):
+    """One execution."""
+
+    async def on_get(self, execution_id: str, query: wire.ExecutionQuery, _body: wire.NoBody) -> None:
+        """Say where it is, with its answer once it has finished; the error instead if it never ran."""
+        self.send(await _view(self.api.service.execution(execution_id, query.scope)))
+
+    async def on_delete(self, execution_id: str, query: wire.ExecutionQuery, _body: wire.NoBody) -> None:
+        """End it; say where it is now, without waiting for the end."""
+        execution = self.api.service.execution(execution_id, query.scope)
+        self.api.service.cancel(execution)
+        if execution.error is None:
+            self.send(await _view(execution))
+        else:
+            self.send({"phase": execution.phase, "execution_id": execution.id})
+
+
+class NotBuiltHandler(ApiHandler):
+    """Routes of the contract that are not there yet."""
+
+    async def on_get(self, *_parts: object) -> None:
+        """Say so."""
+        raise NotBuilt("This route is not built yet.")
+
+    on_post = on_get
+
+
+async def _view(execution: Execution) -> bytes:
+    if execution.phase != "finished":
+        return json.dumps({"phase": execution.phase, "execution_id": execution.id}).encode()
+    answer = await execution.finished()
+    return b'{"phase":"finished",' + answer.to_json()[1:]

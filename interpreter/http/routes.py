@@ -1,0 +1,233 @@
+"""The whole API on one page: each path, its methods, what they take and give, and which errors they have.
+
+The application and the OpenAPI document are both made from ``ROUTES``.
+"""
+
+from __future__ import annotations
+
+from tornado.web import Application
+
+from interpreter import errors, wire
+from interpreter.http import exec as exec_
+from interpreter.http import executions, health, kernels, openapi, scopes
+from interpreter.http.base import Api, ApiHandler, Operation, Route, log_request
+
+_STARTING = (errors.RuntimeUnavailable, errors.SandboxStartFailed, errors.SingleTenant, errors.TooManySessions)
+_KERNEL = {"scope": "u1", "language": "python", "session": "chatA"}
+_NOT_BUILT = {"POST": Operation("Not built yet.", errors=(errors.NotBuilt,))}
+_NOT_BUILT_GET = {"GET": Operation("Not built yet.", errors=(errors.NotBuilt,))}
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "/v1/exec",
+        exec_.ExecHandler,
+        {
+            "POST": Operation(
+                "Run code. The answer comes when the code has ended; leaving before cancels it, unless execution_id is given.",
+                answer=wire.ExecAnswer,
+                body=wire.ExecBody,
+                errors=(
+                    errors.UnknownLanguage,
+                    errors.UnsupportedField,
+                    errors.NotBuilt,
+                    errors.CwdNotFound,
+                    errors.CodeTooLarge,
+                    errors.ExecutionIdTaken,
+                    errors.QueueFull,
+                    errors.QueueTimeout,
+                    errors.TooManyExecutions,
+                    errors.TooManyKernels,
+                    errors.KernelStartFailed,
+                    errors.RunStartFailed,
+                    *_STARTING,
+                ),
+                example={
+                    "scope": "u1",
+                    "session": "chatA",
+                    "language": "python",
+                    "code": "x = 41\nx + 1",
+                    "timeout": 30,
+                    "env": {"FOO": "bar"},
+                    "stateful": True,
+                    "context": "default",
+                },
+            )
+        },
+    ),
+    Route(
+        "/v1/executions/{execution_id}",
+        executions.ExecutionHandler,
+        {
+            "GET": Operation(
+                "Look at an execution, while it runs and for SANDBOX_RESULT_TTL after.",
+                answer=wire.ExecutionView,
+                query=wire.ExecutionQuery,
+                errors=(
+                    errors.ExecutionNotFound,
+                    errors.CwdNotFound,
+                    errors.QueueTimeout,
+                    errors.SandboxStartFailed,
+                    errors.KernelStartFailed,
+                ),
+                example={"execution_id": "run-1", "scope": "u1"},
+                while_draining=True,
+            ),
+            "DELETE": Operation(
+                "End an execution: interrupt it (stateful) or kill it (stateless). Answers at once, with where it is.",
+                answer=wire.ExecutionView,
+                query=wire.ExecutionQuery,
+                errors=(errors.ExecutionNotFound,),
+                example={"execution_id": "run-1", "scope": "u1"},
+                while_draining=True,
+            ),
+        },
+    ),
+    Route("/v1/executions/{execution_id}/events", executions.NotBuiltHandler, _NOT_BUILT_GET),
+    Route("/v1/executions/{execution_id}/stdout", executions.NotBuiltHandler, _NOT_BUILT_GET),
+    Route("/v1/executions/{execution_id}/stderr", executions.NotBuiltHandler, _NOT_BUILT_GET),
+    Route("/v1/executions/{execution_id}/input", executions.NotBuiltHandler, _NOT_BUILT),
+    Route(
+        "/v1/kernels/{scope}",
+        kernels.KernelsHandler,
+        {
+            "GET": Operation(
+                "List the kernels of a sandbox.",
+                answer=wire.KernelList,
+                query=wire.SessionQuery,
+                errors=(errors.ScopeNotFound, errors.SessionNotFound),
+                example={"scope": "u1", "session": "chatA"},
+            )
+        },
+    ),
+    Route(
+        "/v1/kernels/{scope}/{language}",
+        kernels.KernelHandler,
+        {
+            "DELETE": Operation(
+                "End a kernel; what runs in it ends as cancelled.",
+                answer=wire.Removed,
+                query=wire.KernelQuery,
+                errors=(errors.KernelNotFound,),
+                example=_KERNEL,
+            )
+        },
+    ),
+    Route(
+        "/v1/kernels/{scope}/{language}/interrupt",
+        kernels.InterruptHandler,
+        {
+            "POST": Operation(
+                "Interrupt what runs in a kernel; its variables stay.",
+                answer=wire.Interrupted,
+                query=wire.KernelQuery,
+                errors=(errors.KernelNotFound,),
+                example=_KERNEL,
+            )
+        },
+    ),
+    Route(
+        "/v1/kernels/{scope}/{language}/restart",
+        kernels.RestartHandler,
+        {
+            "POST": Operation(
+                "Restart a kernel; what runs in it ends as cancelled, its variables are gone.",
+                answer=wire.Restarted,
+                query=wire.KernelQuery,
+                errors=(errors.KernelNotFound, errors.KernelStartFailed),
+                example=_KERNEL,
+            )
+        },
+    ),
+    Route(
+        "/v1/scopes",
+        scopes.ScopesHandler,
+        {"GET": Operation("List the scopes.", answer=wire.ScopeList)},
+    ),
+    Route(
+        "/v1/scopes/{scope}",
+        scopes.ScopeHandler,
+        {
+            "DELETE": Operation(
+                "Remove all sandboxes of a scope; with purge all its data.",
+                answer=wire.Removed,
+                query=wire.PurgeQuery,
+                errors=(errors.SessionBusy,),
+                example={"scope": "u1", "purge": "true"},
+            )
+        },
+    ),
+    Route(
+        "/v1/scopes/{scope}/sessions",
+        scopes.SessionsHandler,
+        {
+            "GET": Operation(
+                "List the sandboxes of a scope.",
+                answer=wire.SessionList,
+                errors=(errors.ScopeNotFound,),
+                example={"scope": "u1"},
+            )
+        },
+    ),
+    Route(
+        "/v1/scopes/{scope}/sessions/{session}",
+        scopes.SessionHandler,
+        {
+            "DELETE": Operation(
+                "Remove a session's sandbox; its data stays unless purge.",
+                answer=wire.Removed,
+                query=wire.PurgeQuery,
+                errors=(errors.SessionBusy,),
+                example={"scope": "u1", "session": "chatA"},
+            )
+        },
+    ),
+    Route(
+        "/v1/scopes/{scope}/sandbox",
+        scopes.SandboxHandler,
+        {
+            "DELETE": Operation(
+                "Remove the session-less sandbox of a scope; its data stays.",
+                answer=wire.Removed,
+                query=wire.ForceQuery,
+                errors=(errors.SessionBusy,),
+                example={"scope": "u1", "force": "true"},
+            )
+        },
+    ),
+    Route(
+        "/healthz",
+        health.HealthHandler,
+        {
+            "GET": Operation(
+                "Say whether the service can serve.",
+                answer=wire.Health,
+                errors=(errors.RuntimeUnavailable,),
+                public=True,
+                while_draining=True,
+            )
+        },
+    ),
+    Route(
+        "/openapi.json",
+        openapi.OpenApiHandler,
+        {"GET": Operation("This document.", public=True, while_draining=True)},
+    ),
+    Route(
+        "/docs",
+        openapi.DocsHandler,
+        {"GET": Operation("This document as a page.", public=True, while_draining=True)},
+    ),
+)
+
+
+def application(api: Api) -> Application:
+    """Return the application that serves ``ROUTES``; any other path is refused like the rest, in JSON."""
+    return Application(
+        [(route.pattern, route.handler, {"route": route}) for route in ROUTES],
+        api=api,
+        openapi=openapi.document(ROUTES, api.version),
+        log_function=log_request,
+        default_handler_class=ApiHandler,
+        compress_response=False,
+        autoreload=False,
+    )

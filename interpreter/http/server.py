@@ -1,0 +1,204 @@
+"""Connections: accepted, limited, and answered in JSON even where no handler is reached.
+
+Promises: a head comes whole within ``head_timeout_s`` of its first byte, an idle connection lives ``idle_timeout_s``, an
+address has at most ``max_per_address`` connections, and what is not HTTP gets the JSON error of any other bad request.
+Leaves to base.py: the body, its limit and its time, since they depend on the route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tornado.httpserver import HTTPServer
+from tornado.iostream import IOStream, UnsatisfiableReadError
+
+from interpreter.errors import InvalidRequest, ServiceError
+from interpreter.http.errors import HeadTooLarge, RequestTimeout, TooManyConnections, retry_after_s, status_of
+
+log = logging.getLogger("cellbox.http")
+
+_REASONS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+}
+_TORNADOS_REFUSAL = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+_NEVER = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds, bytes and counts. body_timeout_s: for a whole body."""
+
+    max_head_bytes: int = 32 * 1024
+    max_headers: int = 100
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 120.0
+    idle_timeout_s: float = 75.0
+    max_per_address: int = 1024
+    max_connections: int = 4096
+
+
+def error_body(error: ServiceError) -> bytes:
+    """Return the JSON of ``error``, as every answer that is not 2xx has it."""
+    return json.dumps({"code": error.code, "message": str(error), "retryable": error.retryable}).encode()
+
+
+def bare_answer(error: ServiceError) -> bytes:
+    """Return a whole HTTP answer for ``error`` to somebody whose request has no handler. The connection ends after it."""
+    status = status_of(error)
+    body = error_body(error)
+    retry = retry_after_s(error)
+    head = [
+        f"HTTP/1.1 {status} {_REASONS[status]}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        f"X-Request-ID: {secrets.token_hex(16)}",
+        "X-Content-Type-Options: nosniff",
+        "Cache-Control: no-store",
+        "Connection: close",
+        *([] if retry is None else [f"Retry-After: {retry:.0f}"]),
+    ]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+class ApiStream(IOStream):
+    """A connection that times its heads and says in JSON why it ends."""
+
+    def __init__(self, connection: socket.socket, limits: ConnectionLimits, **kwargs: Any) -> None:
+        self._limits = limits
+        self._in_head = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        super().__init__(connection, **kwargs)
+
+    def set_nodelay(self, value: bool) -> None:  # noqa: ARG002, FBT001
+        """Change nothing: small packets leave at once, always, which was set when the connection was accepted."""
+
+    def read_until_regex(self, regex: bytes, max_bytes: int | None = None) -> asyncio.Future[bytes]:
+        """Read the head of the next request; Tornado reads nothing else this way."""
+        self._in_head = True
+        future: asyncio.Future[bytes] = super().read_until_regex(regex, max_bytes)  # type: ignore[assignment]
+        future.add_done_callback(self._head_ended)
+        return future
+
+    def read_from_fd(self, buf: bytearray | memoryview) -> int | None:
+        """Read; the first bytes of a head start its clock."""
+        count = super().read_from_fd(buf)
+        if count and self._in_head and self._head_timer is None:
+            loop = asyncio.get_running_loop()
+            self._head_timer = loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+        return count
+
+    def write(self, data: bytes | memoryview) -> asyncio.Future[None]:
+        """Write; Tornado's own refusal of what is not HTTP becomes ours."""
+        if data == _TORNADOS_REFUSAL:
+            log_refusal(InvalidRequest.code, 400)
+            data = bare_answer(InvalidRequest("This is not a well-formed HTTP/1.1 request."))
+        return super().write(data)  # type: ignore[return-value]
+
+    def close(self, exc_info: Any = False) -> None:
+        """Close; a head over its limit is told so first."""
+        if self._in_head and isinstance(exc_info, UnsatisfiableReadError):
+            self._say(HeadTooLarge(f"The head of the request is over {self._limits.max_head_bytes} bytes."))
+        self._stop_timer()
+        super().close(exc_info)
+
+    def _head_is_late(self) -> None:
+        self._say(RequestTimeout("The head of the request did not come in time."))
+        self.close()
+
+    def _say(self, error: ServiceError) -> None:
+        log_refusal(error.code, status_of(error))
+        self._in_head = False
+        if not self.closed():
+            last_words(self.socket, error)
+
+    def _head_ended(self, _future: object) -> None:
+        self._in_head = False
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def last_words(connection: socket.socket, error: ServiceError) -> None:
+    """Send the answer for ``error`` as far as it goes without waiting."""
+    try:
+        connection.send(bare_answer(error), socket.MSG_DONTWAIT)
+        connection.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # The peer is gone; there is nobody to tell.
+
+
+def log_refusal(code: str, status: int) -> None:
+    """Log an answer that no handler gave."""
+    log.info("request", extra={"method": "-", "route": "-", "status": status, "code": code})
+
+
+class ApiServer(HTTPServer):
+    """Tornado's server with our limits on connections."""
+
+    def initialize(self, application: Any, limits: ConnectionLimits) -> None:  # type: ignore[override]
+        """Serve ``application``. Bodies are limited by the handlers, which know how to refuse them in JSON."""
+        self._limits = limits
+        self._addresses: Counter[str] = Counter()
+        super().initialize(
+            application,
+            idle_connection_timeout=limits.idle_timeout_s,
+            max_header_size=limits.max_head_bytes,
+            body_timeout=limits.body_timeout_s + 5,
+            max_body_size=_NEVER,
+            max_buffer_size=2 * 2**20,
+        )
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return self._addresses.total()
+
+    def ports(self) -> Iterable[int]:
+        """The ports it listens on, those of Unix sockets left out."""
+        for listener in self._sockets.values():
+            if listener.family in (socket.AF_INET, socket.AF_INET6):
+                yield listener.getsockname()[1]
+
+    # Tornado has no public place between accepting and making its stream, and both the count and the stream are needed here.
+    def _handle_connection(self, connection: socket.socket, address: Any) -> None:
+        peer = str(address[0]) if connection.family in (socket.AF_INET, socket.AF_INET6) else "unix"
+        limits = self._limits
+        if self._addresses[peer] >= limits.max_per_address or self.connections >= limits.max_connections:
+            log_refusal(TooManyConnections.code, 429)
+            last_words(connection, TooManyConnections("As many connections as are taken are open; close some."))
+            connection.close()
+            return
+        try:
+            if peer != "unix":
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = ApiStream(
+                connection, limits, max_buffer_size=self.max_buffer_size, read_chunk_size=self.read_chunk_size
+            )
+        except OSError:
+            connection.close()
+            return
+        self._addresses[peer] += 1
+        self.handle_stream(stream, address)
+
+    def on_close(self, server_conn: Any) -> None:
+        """Count a connection as gone."""
+        super().on_close(server_conn)
+        context = server_conn.context
+        peer = context.remote_ip if context.address_family in (socket.AF_INET, socket.AF_INET6) else "unix"
+        self._addresses[peer] -= 1
+        if not self._addresses[peer]:
+            del self._addresses[peer]

@@ -1,0 +1,365 @@
+"""Requests and answers as clients see them: the models, their limits, and one sentence for each field.
+
+Promises: light to import (pydantic, nothing of the service); what the models do not know is refused by name, and numbers
+are numbers, never strings or booleans. The OpenAPI document is made from these models.
+Leaves to http/: which status an error has, settings' limits (code, timeouts), and turning a request into work.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+NAME = r"^[A-Za-z0-9_-]{1,64}$"
+NAME_RULE = "must be 1 to 64 of the characters A-Z a-z 0-9 _ -"
+MAX_BODY_BYTES = 32 * 2**20
+MAX_ENV_BYTES = 64 * 2**10
+MAX_PATH_BYTES = 4096
+DEFAULT_QUEUE_TIMEOUT_S = 30.0
+MAX_QUEUE_TIMEOUT_S = 3600.0
+
+LANGUAGES = ("python", "node", "bash")
+ALIASES = {
+    "py": "python",
+    "python3": "python",
+    "javascript": "node",
+    "js": "node",
+    "nodejs": "node",
+    "sh": "bash",
+    "shell": "bash",
+}
+_KERNEL_NAME = re.compile(r"[a-z0-9][a-z0-9._+-]{0,63}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def canonical_language(text: str) -> str | None:
+    """Return the language that ``text`` means, case and aliases aside; None if nothing can have that name."""
+    name = text.lower()
+    name = ALIASES.get(name, name)
+    return name if _KERNEL_NAME.fullmatch(name) else None
+
+
+def _empty_is_none(value: Any) -> Any:
+    return None if value == "" else value
+
+
+Name = Annotated[str, Field(pattern=NAME)]
+Session = Annotated[
+    Annotated[str, Field(pattern=NAME)] | None,
+    BeforeValidator(_empty_is_none),
+    Field(description="One conversation inside the scope; absent, null or empty for none.", examples=["chatA"]),
+]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Request(BaseModel):
+    """Base of what clients send: exact types, no field that is not known."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class ExecBody(Request):
+    """One execution."""
+
+    scope: Name = Field(description="Who owns the data, a user for example.", examples=["u1"])
+    session: Session = None
+    language: str = Field(
+        description="`python`, `node` or `bash`, in any case; also `py`, `python3`, `javascript`, `js`, `nodejs`, `sh`, "
+        "`shell`. With `stateful` also the name of another kernel that is installed in the sandbox.",
+        examples=["python"],
+    )
+    code: str = Field(description="The code, up to SANDBOX_MAX_CODE_KB as UTF-8.", examples=["x = 41\nx + 1"])
+    timeout: Seconds | None = Field(
+        default=None,
+        description="Seconds the code may run, fractions allowed; absent, null or 0 for SANDBOX_DEFAULT_TIMEOUT; more than "
+        "SANDBOX_MAX_TIMEOUT is lowered to it. Waiting and starting do not count.",
+        examples=[30],
+    )
+    queue_timeout: Seconds | None = Field(
+        default=None,
+        description="Seconds to wait for a busy kernel, 30 if absent or null, at most 3600; then 429 and nothing has run.",
+        examples=[30],
+    )
+    env: dict[str, str] | None = Field(
+        default=None,
+        description="Extra variables of this execution; 64 KiB in all.",
+        examples=[{"FOO": "bar"}],
+    )
+    stateful: bool | None = Field(
+        default=None,
+        description="false (default): a fresh interpreter. true: the kernel of (sandbox, language, context), which keeps "
+        "variables, imports, functions and the working directory.",
+        examples=[True],
+    )
+    context: Name | None = Field(
+        default=None,
+        description="One of several kernels of a language; `default` if absent or null.",
+        examples=["default"],
+    )
+    cwd: str | None = Field(
+        default=None,
+        description="Directory of this execution, relative to `/opt/workspace` or absolute inside the sandbox.",
+        examples=["/opt/workspace"],
+    )
+    stdin: str | None = Field(
+        default=None,
+        description="Text the program may read (stateless, and stateful bash); otherwise stdin is at end of file.",
+    )
+    execution_id: Name | None = Field(
+        default=None,
+        description="An id of the caller's, unique in its scope: the same request again returns the first execution.",
+        examples=["run-1"],
+    )
+    files: dict[str, Any] | None = Field(default=None, description="Not built yet: refused unless empty.")
+    detach: bool | None = Field(default=None, description="Not built yet: refused unless false.")
+    allow_input: bool | None = Field(default=None, description="Not built yet: refused unless false.")
+
+    @field_validator("code")
+    @classmethod
+    def _no_byte_order_mark(cls, value: str) -> str:
+        return value.removeprefix("\ufeff")
+
+    @field_validator("env")
+    @classmethod
+    def _env_can_be_set(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        size = 0
+        for name, text in (value or {}).items():
+            if _ENV_NAME.fullmatch(name) is None:
+                raise ValueError(f"has the name {name[:64]!a}, which is not of the form [A-Za-z_][A-Za-z0-9_]*")
+            if "\0" in text:
+                raise ValueError(f"has a NUL in {name[:64]}")
+            size += len(name) + len(text.encode())
+        if size > MAX_ENV_BYTES:
+            raise ValueError(f"is {size} bytes in all; the limit is {MAX_ENV_BYTES}")
+        return value
+
+    @field_validator("cwd")
+    @classmethod
+    def _cwd_can_be_a_path(cls, value: str | None) -> str | None:
+        if value is not None and (not value or "\0" in value or len(value.encode()) > MAX_PATH_BYTES):
+            raise ValueError(f"must be a path of 1 to {MAX_PATH_BYTES} bytes without NUL")
+        return value
+
+    @property
+    def not_built(self) -> list[str]:
+        """The fields that ask for what is not there yet."""
+        return [name for name in ("files", "detach", "allow_input") if getattr(self, name)]
+
+
+class NoBody(Request):
+    """An empty body or ``{}``."""
+
+
+# --- queries --------------------------------------------------------------------------------------------------------
+
+
+def _truth(value: Any) -> Any:
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+Flag = Annotated[bool, BeforeValidator(_truth)]
+
+
+class NoQuery(Request):
+    """No query."""
+
+
+class ExecutionQuery(Request):
+    """Where an execution is looked up."""
+
+    scope: Name | None = Field(default=None, description="Required for ids that callers made.")
+
+
+class SessionQuery(Request):
+    """Which sandbox of a scope."""
+
+    session: Session = None
+
+
+class KernelQuery(Request):
+    """Which kernel of a language."""
+
+    session: Session = None
+    context: Annotated[Name, BeforeValidator(lambda value: value or "default")] = Field(
+        default="default", description="The kernel's context."
+    )
+
+
+class ForceQuery(Request):
+    """How to remove."""
+
+    force: Flag = Field(default=False, description="Remove even while an execution is queued or running.")
+
+
+class PurgeQuery(ForceQuery):
+    """How, and how much, to remove."""
+
+    purge: Flag = Field(default=False, description="Delete the data as well.")
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+Status = Literal["ok", "error", "timeout", "interrupted", "died", "cancelled"]
+Reason = Literal["oom", "crash", "exit", "killed", "timeout", "idle", "deleted", "restart"]
+State = Literal["new", "kept", "lost"]
+
+
+class AnswerModel(BaseModel):
+    """Base of what the service sends."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Result(AnswerModel):
+    """One rich output."""
+
+    type: Literal["result", "display", "update", "omitted"] = Field(
+        description="`result`: value of the last expression."
+    )
+    data: dict[str, Any] | None = Field(default=None, description="A Jupyter MIME bundle; binary kinds in base64.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Metadata of the bundle.")
+    display_id: str | None = Field(default=None, description="Id of the display, if it has one.")
+    mime: str | None = Field(default=None, description="`omitted` only: the kind that did not fit.")
+    bytes: int | None = Field(default=None, description="`omitted` only: its size.")
+
+
+class UserError(AnswerModel):
+    """An uncaught error of the user's code, without ANSI codes."""
+
+    name: str = Field(description="Its class.")
+    value: str = Field(description="Its text.")
+    traceback: list[str] = Field(description="Its traceback, in pieces.")
+
+
+class OutputBytes(AnswerModel):
+    """What was written, before any cut."""
+
+    stdout: int = Field(description="Bytes.")
+    stderr: int = Field(description="Bytes.")
+
+
+class Timing(AnswerModel):
+    """Where the time went, in milliseconds."""
+
+    queued_ms: int = Field(description="Waiting for the kernel's turn.")
+    started_ms: int = Field(description="Starting the sandbox and kernel.")
+    run_ms: int = Field(description="Running the code.")
+
+
+class ExecAnswer(AnswerModel):
+    """How an execution ended. Errors of the user's code are here, never HTTP errors."""
+
+    stdout: str = Field(description="What was written to stdout, also by children; cut to SANDBOX_MAX_OUTPUT_KB.")
+    stderr: str = Field(description="The same of stderr.")
+    exit_code: int = Field(description="0 if the code did well; 124 or 137 after a timeout, 130 after an interrupt.")
+    timed_out: bool = Field(description="Whether `timeout` ended it.")
+    truncated: bool = Field(description="Whether stdout, stderr or results were cut.")
+    duration_ms: int = Field(description="Milliseconds the code ran.")
+    execution_id: str = Field(description="The caller's id, or one made here.")
+    status: Status = Field(description="How it ended.")
+    results: list[Result] = Field(description="Rich outputs in order; empty for stateless executions.")
+    error: UserError | None = Field(description="The uncaught error, or null.")
+    execution_count: int | None = Field(description="The kernel's counter; null for stateless executions.")
+    context: str | None = Field(description="The kernel's context; null for stateless executions.")
+    state: State | None = Field(
+        description="`new` kernel, `kept`, or `lost` (said once, with `reason`); null if stateless."
+    )
+    generation: int | None = Field(description="Lives of this kernel from 1; null for stateless executions.")
+    reason: Reason | None = Field(description="Why it died or the state was lost, or null.")
+    output_bytes: OutputBytes = Field(description="Bytes written, before any cut.")
+    files: list[dict[str, Any]] = Field(description="Not built yet: empty.")
+    egress_denied: list[dict[str, Any]] = Field(description="Not built yet: empty.")
+    timing: Timing = Field(description="Where the time went.")
+
+
+class ExecutionView(AnswerModel):
+    """An execution; with the fields of an exec's answer once it has finished."""
+
+    phase: Literal["queued", "running", "finished"] = Field(description="Where it is.")
+    execution_id: str = Field(description="Its id.")
+
+
+class ErrorBody(AnswerModel):
+    """Why a request was not served."""
+
+    code: str = Field(description="One of a fixed set, for programs.", examples=["session_busy"])
+    message: str = Field(description="One sentence for the caller.")
+    retryable: bool = Field(description="Whether the same call may succeed later.")
+
+
+class KernelInfo(AnswerModel):
+    """A kernel that runs."""
+
+    language: str = Field(description="Its language.")
+    context: str = Field(description="Its context.")
+    state: Literal["starting", "idle", "busy"] = Field(description="What it does.")
+    generation: int = Field(description="Which life of it this is, from 1.")
+    execution_count: int | None = Field(description="Executions so far.")
+    started_at: str = Field(description="RFC 3339, UTC.")
+    last_used_at: str = Field(description="RFC 3339, UTC.")
+
+
+class SessionInfo(AnswerModel):
+    """A sandbox that runs."""
+
+    session: str | None = Field(description="Its session; null for the session-less one.")
+    state: Literal["starting", "idle", "busy"] = Field(description="What it does.")
+    backend: str = Field(description="What made it.")
+    started_at: str = Field(description="RFC 3339, UTC.")
+    last_used_at: str = Field(description="RFC 3339, UTC.")
+    expires_at: str | None = Field(description="When it is removed if nobody uses it; null while in use.")
+    kernels: list[KernelInfo] = Field(description="Its kernels.")
+    memory_bytes: int | None = Field(description="Memory in use; null where the host does not count.")
+
+
+class ScopeInfo(AnswerModel):
+    """A scope with a running sandbox."""
+
+    scope: str = Field(description="Its name.")
+
+
+class ScopeList(AnswerModel):
+    """What runs."""
+
+    scopes: list[ScopeInfo] = Field(description="The scopes.")
+
+
+class SessionList(AnswerModel):
+    """The sandboxes of a scope."""
+
+    sessions: list[SessionInfo] = Field(description="The sandboxes.")
+
+
+class KernelList(AnswerModel):
+    """The kernels of a sandbox."""
+
+    kernels: list[KernelInfo] = Field(description="The kernels.")
+
+
+class Removed(AnswerModel):
+    """What was removed."""
+
+    removed: int = Field(description="How many; 0 when there was nothing.")
+    purged: bool = Field(description="Whether data was deleted.")
+
+
+class Interrupted(AnswerModel):
+    """Whether something was interrupted."""
+
+    interrupted: bool = Field(description="false for an idle kernel.")
+
+
+class Restarted(AnswerModel):
+    """Whether the kernel was restarted."""
+
+    restarted: bool = Field(description="true.")
+
+
+class Health(AnswerModel):
+    """Whether the service can serve."""
+
+    status: str = Field(description="`ok`, or what is wrong.")
+    version: str = Field(description="Version of the service.")
+    runtime: str = Field(description="What makes the sandboxes.")
