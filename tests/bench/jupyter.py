@@ -1,0 +1,64 @@
+"""What we are measured against: stock ipykernel and the plainest loop of jupyter_client that is right."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jupyter_client import AsyncKernelClient
+from jupyter_client.connect import write_connection_file
+
+
+class BareLoop:
+    """One kernel, one client. A cell is over when its reply and its idle are there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: AsyncKernelClient) -> None:
+        self._loop = loop
+        self._client = client
+
+    def cell(self, code: str) -> dict[str, Any]:
+        return self._loop.run_until_complete(self._cell(code))
+
+    async def _cell(self, code: str) -> dict[str, Any]:
+        request = self._client.execute(code)
+        content: dict[str, Any] = {}
+        while True:
+            message = await self._client.get_iopub_msg(timeout=30)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            if message["msg_type"] == "execute_result":
+                content = message["content"]["data"]
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                break
+        while (await self._client.get_shell_msg(timeout=30))["parent_header"].get("msg_id") != request:
+            pass
+        return content
+
+
+@contextmanager
+def bare_loop(python: Path, directory: Path) -> Iterator[BareLoop]:
+    """Start stock ipykernel with ``python``, over ipc sockets in ``directory``."""
+    connection, _ = write_connection_file(str(directory / "k.json"), transport="ipc", ip=str(directory / "k"))
+    kernel = subprocess.Popen(
+        [python, "-m", "ipykernel_launcher", "-f", connection], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    loop = asyncio.new_event_loop()
+    client = AsyncKernelClient(connection_file=connection)
+    try:
+        client.load_connection_file()
+
+        async def ready() -> None:
+            client.start_channels()
+            await client.wait_for_ready(timeout=60)
+
+        loop.run_until_complete(ready())
+        yield BareLoop(loop, client)
+    finally:
+        client.stop_channels()
+        kernel.kill()
+        kernel.wait()
+        loop.close()

@@ -1,0 +1,133 @@
+"""How a figure is taken: side by side in one run, alternating, with the warm-up thrown away.
+
+A machine's speed changes from minute to minute, so a figure beside another one taken in the same minute says more
+than a figure alone; where there is nothing to compare with, the limit is absolute.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. limit: of the ratio if there is something to compare with, else of the median.
+
+    load: average of the last minute, before and after; over the number of cores it spoils what stands alone.
+    """
+
+    name: str
+    unit: str
+    n: int
+    median: float
+    p95: float
+    compared_with: str | None
+    other_median: float | None
+    other_p95: float | None
+    ratio: float | None
+    limit: float
+    load: tuple[float, float]
+
+    @property
+    def within(self) -> bool:
+        return (self.median if self.ratio is None else self.ratio) <= self.limit
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"within": self.within}
+
+
+def elapsed_ms(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return (time.perf_counter() - start) * 1000
+
+
+def against(name: str, ours: Step, compared_with: str, other: Step, *, n: int, warm_up: int, limit: float) -> Row:
+    """Time ``ours`` and ``other`` in turn, ``n`` times each after ``warm_up`` rounds that do not count."""
+    before = os.getloadavg()[0]
+    for _ in range(warm_up):
+        ours()
+        other()
+    mine, theirs = [], []
+    for _ in range(n):
+        mine.append(elapsed_ms(ours))
+        theirs.append(elapsed_ms(other))
+    ratio = statistics.median(mine) / statistics.median(theirs)
+    return _row(name, "ms", mine, limit, before, compared_with=compared_with, other=theirs, ratio=ratio)
+
+
+def alone(name: str, step: Callable[[], float], *, n: int, warm_up: int, limit: float, unit: str = "ms") -> Row:
+    """Collect what ``step`` returns, ``n`` times after ``warm_up`` that do not count."""
+    before = os.getloadavg()[0]
+    for _ in range(warm_up):
+        step()
+    return _row(name, unit, [step() for _ in range(n)], limit, before)
+
+
+def of(name: str, values: list[float], *, limit: float, unit: str) -> Row:
+    """A row from values taken all at once; the figure that counts is their mean, shown as the median's column."""
+    load = os.getloadavg()[0]
+    row = _row(name, unit, values, limit, load)
+    return Row(**(asdict(row) | {"median": statistics.fmean(values)}))
+
+
+def _row(
+    name: str,
+    unit: str,
+    values: list[float],
+    limit: float,
+    load_before: float,
+    *,
+    compared_with: str | None = None,
+    other: list[float] | None = None,
+    ratio: float | None = None,
+) -> Row:
+    return Row(
+        name=name,
+        unit=unit,
+        n=len(values),
+        median=statistics.median(values),
+        p95=_p95(values),
+        compared_with=compared_with,
+        other_median=statistics.median(other) if other else None,
+        other_p95=_p95(other) if other else None,
+        ratio=ratio,
+        limit=limit,
+        load=(load_before, os.getloadavg()[0]),
+    )
+
+
+def _p95(values: list[float]) -> float:
+    return sorted(values)[max(0, round(0.95 * len(values)) - 1)]
+
+
+def table(rows: list[Row]) -> str:
+    """The rows for a terminal, and for the README as they are."""
+    lines = [
+        "| | median | p95 | beside it | its median | ratio | limit | n | load |",
+        "| --- | --: | --: | --- | --: | --: | --: | --: | --- |",
+    ]
+    for row in rows:
+        other = f"{row.other_median:.1f} {row.unit}" if row.other_median is not None else ""
+        ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
+        limit = f"{row.limit:g}" if row.ratio is not None else f"{row.limit:g} {row.unit}"
+        cells = [
+            row.name,
+            f"{row.median:.1f} {row.unit}",
+            f"{row.p95:.1f}",
+            row.compared_with or "",
+            other,
+            ratio,
+            f"{limit}{'' if row.within else ' **over**'}",
+            str(row.n),
+            f"{row.load[0]:.1f} to {row.load[1]:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
