@@ -31,12 +31,12 @@ run: install bubblewrap ## install what is missing and serve on http://127.0.0.1
 	@exec .venv/bin/cellbox serve
 
 .PHONY: test
-test: python bubblewrap ## lint, types and all tests but the long ones
+test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=... for pytest
 	@$(MAKE) -j2 $(TESTING) $(SANDBOX) $(INSIDE)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest -m "not soak"
+	.venv/bin/pytest -m "not soak" $(ARGS)
 
 .PHONY: soak
 soak: python bubblewrap ## the long forms of the tests

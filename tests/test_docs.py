@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from interpreter.http.errors import STATUS
+from interpreter.http.routes import ROUTES
 from interpreter.settings import Settings, variable
 from tests.e2e.conftest import KEY, running
 
@@ -60,6 +61,18 @@ def test_the_wire_contract_has_the_table_of_error_codes() -> None:
     assert codes_table() in document("interpreter/API.md"), f"the table must be:\n{codes_table()}"
 
 
+def routes_table() -> str:
+    """The wire contract's table of routes, as it must be."""
+    lines = ["| method | path | |", "| --- | --- | --- |"]
+    for route in ROUTES:
+        lines += [f"| `{method}` | `{route.path}` | {it.summary} |" for method, it in route.operations.items()]
+    return "\n".join(lines)
+
+
+def test_the_wire_contract_has_the_table_of_routes() -> None:
+    assert routes_table() in document("interpreter/API.md"), f"the table must be:\n{routes_table()}"
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", path.read_text())
@@ -80,11 +93,21 @@ def test_files_that_a_document_names_exist(path: Path) -> None:
     assert {name for name in named - not_there_yet if not (ROOT / name).exists()} == set()
 
 
-@pytest.mark.parametrize("folder", ["interpreter", "runtime", "kernels", "tests"])
-def test_the_architecture_names_every_folder(folder: str) -> None:
-    folders = [entry.name for entry in (ROOT / folder).iterdir() if entry.is_dir() and any(entry.glob("*.*"))]
+def folders(top: str) -> list[str]:
+    found = [entry.name for entry in (ROOT / top).iterdir() if entry.is_dir() and any(entry.glob("*.*"))]
+    return [name for name in found if name != "__pycache__"]
+
+
+@pytest.mark.parametrize("top", ["interpreter", "runtime", "kernels"])
+def test_the_architecture_names_every_folder(top: str) -> None:
     text = document("ARCHITECTURE.md")
-    assert [name for name in folders if name != "__pycache__" and f"{folder}/{name}" not in text] == []
+    assert [name for name in folders(top) if f"`{top}/{name}`" not in text] == []
+
+
+def test_folders_of_tests_mirror_the_source_or_are_named() -> None:
+    text = document("ARCHITECTURE.md")
+    mirrored = {"runtime", "kernels", *folders("interpreter")}
+    assert [name for name in folders("tests") if name not in mirrored and f"`tests/{name}`" not in text] == []
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
