@@ -1,6 +1,7 @@
 """Log lines: one per event, always with the same fields, safe to print.
 
-Promises: a value cannot break its line or end the next field, and is cut. ``request_id`` is on each line that a request caused.
+Promises: a value cannot break its line or end the next field, and is cut. ``request_id`` is on each line that a request
+caused.
 """
 
 from __future__ import annotations

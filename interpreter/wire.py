@@ -1,7 +1,7 @@
 """Requests and answers as clients see them: the models, their limits, and one sentence for each field.
 
-Promises: light to import (pydantic, nothing of the service); what the models do not know is refused by name, and numbers
-are numbers, never strings or booleans. The OpenAPI document is made from these models.
+Promises: light to import (pydantic, nothing of the service); what the models do not know is refused by name, and
+numbers are numbers, never strings or booleans. The OpenAPI document is made from these models.
 Leaves to http/: which status an error has, settings' limits (code, timeouts), and turning a request into work.
 """
 
@@ -66,20 +66,20 @@ class ExecBody(Request):
     scope: Name = Field(description="Who owns the data, a user for example.", examples=["u1"])
     session: Session = None
     language: str = Field(
-        description="`python`, `node` or `bash`, in any case; also `py`, `python3`, `javascript`, `js`, `nodejs`, `sh`, "
-        "`shell`. With `stateful` also the name of another kernel that is installed in the sandbox.",
+        description="`python`, `node` or `bash`, in any case; also `py`, `python3`, `javascript`, `js`, `nodejs`, "
+        "`sh`, `shell`. With `stateful` also the name of another kernel that is installed in the sandbox.",
         examples=["python"],
     )
     code: str = Field(description="The code, up to SANDBOX_MAX_CODE_KB as UTF-8.", examples=["x = 41\nx + 1"])
     timeout: Seconds | None = Field(
         default=None,
-        description="Seconds the code may run, fractions allowed; absent, null or 0 for SANDBOX_DEFAULT_TIMEOUT; more than "
-        "SANDBOX_MAX_TIMEOUT is lowered to it. Waiting and starting do not count.",
+        description="Seconds the code may run, fractions allowed; absent, null or 0 for SANDBOX_DEFAULT_TIMEOUT; more "
+        "than SANDBOX_MAX_TIMEOUT is lowered to it. Waiting and starting do not count.",
         examples=[30],
     )
     queue_timeout: Seconds | None = Field(
         default=None,
-        description="Seconds to wait for a busy kernel, 30 if absent or null, at most 3600; then 429 and nothing has run.",
+        description="Seconds to wait for a busy kernel, 30 if absent or null, at most 3600; then 429, nothing has run.",
         examples=[30],
     )
     env: dict[str, str] | None = Field(
@@ -89,8 +89,8 @@ class ExecBody(Request):
     )
     stateful: bool | None = Field(
         default=None,
-        description="false (default): a fresh interpreter. true: the kernel of (sandbox, language, context), which keeps "
-        "variables, imports, functions and the working directory.",
+        description="false (default): a fresh interpreter. true: the kernel of (sandbox, language, context), which "
+        "keeps variables, imports, functions and the working directory.",
         examples=[True],
     )
     context: Name | None = Field(

@@ -73,8 +73,9 @@ class Api:
 class Operation:
     """One method of one route, as it is served and as it is documented.
 
-    answer: model of the 200 body; None for a page of ours. errors: besides those that every call may get. example: values for
-    the path, the query and the body, run by the tests. public: needs no key. while_draining: served by a stopping service.
+    answer: model of the 200 body; None for a page of ours. errors: besides those that every call may get. example:
+    values for the path, the query and the body, run by the tests. public: needs no key. while_draining: also of a stopping
+    service.
     """
 
     summary: str
@@ -386,5 +387,6 @@ def log_request(handler: RequestHandler) -> None:
             "code": handler.code if isinstance(handler, ApiHandler) else "-",
             "elapsed_ms": round(request.request_time() * 1000, 1),
             "client": request.remote_ip,
+            "request_id": handler.request_id if isinstance(handler, ApiHandler) else "-",
         },
     )

@@ -19,8 +19,8 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?"
 class Guard:
     """The rules of one service.
 
-    keys: at least one. hosts: names accepted besides IP literals, ``localhost`` and names without a dot. origins: of browser
-    pages that may call, besides the service's own.
+    keys: at least one. hosts: names accepted besides IP literals, ``localhost`` and names without a dot. origins: of
+    browser pages that may call, besides the service's own.
     """
 
     def __init__(self, *, keys: Iterable[str], hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
@@ -31,7 +31,10 @@ class Guard:
         self._origins = frozenset(origins)
 
     def check_host(self, host: str | None) -> None:
-        """Raise ForbiddenHost if ``host`` is not one of ours. None: HTTP/1.0 without the header, which no browser sends."""
+        """Raise ForbiddenHost if ``host`` is not one of ours.
+
+        host: None for HTTP/1.0 without the header, which no browser sends.
+        """
         if host is None:
             return
         match = _HOST.fullmatch(host)

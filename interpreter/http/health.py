@@ -13,7 +13,7 @@ class HealthHandler(ApiHandler):
     async def on_get(self, _query: wire.NoQuery, _body: wire.NoBody) -> None:
         """Say it; 503 while sandboxes cannot be made or the service is stopping."""
         ok, found = await self.api.service.health()
-        health = {**found, "status": found["status"], "version": self.api.version, "runtime": found["runtime"]}
+        health = {"status": found["status"], "version": self.api.version, "runtime": found["runtime"], **found}
         if self.api.draining:
             code, message = ShuttingDown.code, "The service is stopping."
         elif not ok:

@@ -61,7 +61,8 @@ class DocsHandler(ApiHandler):
 def document(routes: Sequence[Route], version: str) -> bytes:
     """Return the OpenAPI 3.1 document of ``routes`` as JSON."""
     operations = [operation for route in routes for operation in route.operations.values()]
-    models = _unique([wire.ErrorBody, *(model for one in operations for model in (one.answer, one.body) if model)])
+    models: list[type[BaseModel]] = [wire.ErrorBody, *(one.body for one in operations)]
+    models = _unique([*models, *(one.answer for one in operations if one.answer is not None)])
     _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions: dict[str, Any] = schemas["$defs"]
     definitions["ErrorBody"]["properties"]["code"] |= {
@@ -74,7 +75,7 @@ def document(routes: Sequence[Route], version: str) -> bytes:
         "info": {
             "title": "Cellbox",
             "version": version,
-            "description": "A stateful code interpreter. Errors of the user's code are never HTTP errors: they come as 200.",
+            "description": "A stateful code interpreter. Errors of the user's code are no HTTP errors: they are 200.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

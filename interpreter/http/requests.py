@@ -1,6 +1,7 @@
 """From bytes and query strings to the models of the wire, or to one sentence that says what is wrong.
 
-Promises: raises InvalidRequest or UnknownField and nothing else; what a caller sent is quoted by name only, cut and in ASCII.
+Promises: raises InvalidRequest or UnknownField and nothing else; what a caller sent is quoted by name only, cut and in
+ASCII.
 """
 
 from __future__ import annotations

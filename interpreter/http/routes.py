@@ -23,7 +23,7 @@ ROUTES: tuple[Route, ...] = (
         exec_.ExecHandler,
         {
             "POST": Operation(
-                "Run code. The answer comes when the code has ended; leaving before cancels it, unless execution_id is given.",
+                "Run code; answers when it has ended. Leaving before cancels it, unless execution_id is given.",
                 answer=wire.ExecAnswer,
                 body=wire.ExecBody,
                 errors=(

@@ -1,7 +1,7 @@
 """Connections: accepted, limited, and answered in JSON even where no handler is reached.
 
-Promises: a head comes whole within ``head_timeout_s`` of its first byte, an idle connection lives ``idle_timeout_s``, an
-address has at most ``max_per_address`` connections, and what is not HTTP gets the JSON error of any other bad request.
+Promises: a head comes whole within ``head_timeout_s`` of its first byte, an idle connection lives ``idle_timeout_s``,
+an address has at most ``max_per_address`` connections, and what is not HTTP gets the JSON error of any bad request.
 Leaves to base.py: the body, its limit and its time, since they depend on the route.
 """
 
@@ -54,7 +54,7 @@ def error_body(error: ServiceError) -> bytes:
 
 
 def bare_answer(error: ServiceError) -> bytes:
-    """Return a whole HTTP answer for ``error`` to somebody whose request has no handler. The connection ends after it."""
+    """Return a whole HTTP answer for ``error``, for a request that no handler has. The connection ends after it."""
     status = status_of(error)
     body = error_body(error)
     retry = retry_after_s(error)
@@ -80,7 +80,7 @@ class ApiStream(IOStream):
         self._head_timer: asyncio.TimerHandle | None = None
         super().__init__(connection, **kwargs)
 
-    def set_nodelay(self, value: bool) -> None:  # noqa: ARG002, FBT001
+    def set_nodelay(self, value: bool) -> None:
         """Change nothing: small packets leave at once, always, which was set when the connection was accepted."""
 
     def read_until_regex(self, regex: bytes, max_bytes: int | None = None) -> asyncio.Future[bytes]:
@@ -103,7 +103,7 @@ class ApiStream(IOStream):
         if data == _TORNADOS_REFUSAL:
             log_refusal(InvalidRequest.code, 400)
             data = bare_answer(InvalidRequest("This is not a well-formed HTTP/1.1 request."))
-        return super().write(data)  # type: ignore[return-value]
+        return super().write(data)
 
     def close(self, exc_info: Any = False) -> None:
         """Close; a head over its limit is told so first."""
@@ -173,7 +173,7 @@ class ApiServer(HTTPServer):
             if listener.family in (socket.AF_INET, socket.AF_INET6):
                 yield listener.getsockname()[1]
 
-    # Tornado has no public place between accepting and making its stream, and both the count and the stream are needed here.
+    # Tornado has no public place between accepting and making its stream; the count and the stream belong there.
     def _handle_connection(self, connection: socket.socket, address: Any) -> None:
         peer = str(address[0]) if connection.family in (socket.AF_INET, socket.AF_INET6) else "unix"
         limits = self._limits

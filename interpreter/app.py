@@ -1,0 +1,260 @@
+"""The whole service: every part built once, in order, and closed in the reverse order.
+
+Promises: what cannot start says why in one sentence (``StartError``) and leaves nothing behind; SIGTERM drains, SIGINT
+removes at once, both end with everything closed.
+Leaves to cli/serve.py: exit codes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path, PurePosixPath
+
+from tornado.netutil import bind_sockets, bind_unix_socket
+
+import interpreter
+from interpreter import settings as variables
+from interpreter.backends import environment as environments
+from interpreter.backends.base import Backend, BackendError, Limits
+from interpreter.backends.choose import BackendConfig, Choice, choose
+from interpreter.backends.tenant_environment import tenant_environment
+from interpreter.http.base import Api, ExecLimits
+from interpreter.http.guard import Guard
+from interpreter.http.routes import application
+from interpreter.http.server import ApiServer, ConnectionLimits
+from interpreter.listen import Listen
+from interpreter.scopes.root import DataRootError
+from interpreter.service import Interpreter, ServiceConfig
+from interpreter.settings import Settings, SettingsError
+from interpreter.tasks import Tasks, finish
+
+MIB = 2**20
+CLOSE_S = 30.0
+CONNECTIONS_CLOSE_S = 2.0
+OPEN_FILES = 65_536
+Say = Callable[[str], None]
+
+
+class StartError(Exception):
+    """The service cannot start here. Text: one sentence for the operator."""
+
+
+def service_config(settings: Settings) -> ServiceConfig:
+    """Return what the service needs of ``settings``."""
+    return ServiceConfig(
+        data_root=settings.data_root,
+        limits=Limits(settings.memory_mb, settings.cpus, settings.pids_limit, settings.tmp_mb),
+        environment=tenant_environment(
+            user=PurePosixPath(settings.user_mount_target),
+            venv=environments.INSIDE_VENV,
+            cpus=settings.cpus,
+            pip_index_url=settings.pip_index_url,
+            npm_registry=settings.npm_registry,
+        ),
+        uid=settings.uid,
+        gid=settings.gid,
+        uid_base=settings.uid_base,
+        idle_ttl_s=settings.idle_ttl,
+        max_sessions=settings.max_sessions,
+        max_concurrent=settings.max_concurrent,
+        max_queue=settings.max_queue,
+        max_kernels=settings.max_kernels,
+        grace_s=settings.interrupt_grace,
+        output_bytes=settings.max_output_kb * 1024,
+        result_bytes=settings.max_result_kb * 1024,
+        spill_bytes=settings.max_spill_mb * MIB,
+        result_ttl_s=settings.result_ttl,
+        drain_timeout_s=settings.drain_timeout,
+    )
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError for settings that no start could serve."""
+    if sentences := variables.not_built(settings):
+        raise SettingsError("\n".join(sentences))
+    if not settings.keys and not settings.address.is_local:
+        raise SettingsError(
+            f"SANDBOX_API_KEY is not set and SANDBOX_LISTEN={settings.listen} can be reached from other machines: set "
+            "a key (`openssl rand -hex 32` makes one), or listen on 127.0.0.1:8090."
+        )
+
+
+def made_key(root: Path) -> str:
+    """Return the key of a service that was given none: kept in the data root, readable by its owner alone."""
+    file = root / ".api-key"
+    with suppress(FileNotFoundError):
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle) as kept:
+            os.fchmod(kept.fileno(), 0o600)
+            key = kept.read().strip()
+        if len(key) >= variables.KEY_MIN_LENGTH:
+            return key
+        file.unlink()
+    key = secrets.token_urlsafe(32)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as made:
+        made.write(key + "\n")
+    return key
+
+
+def listeners(listen: Listen) -> list[socket.socket]:
+    """Bind. Raises StartError."""
+    try:
+        if listen.path is not None:
+            return [bind_unix_socket(str(listen.path), mode=0o600)]
+        return bind_sockets(listen.port, address=listen.host or None)
+    except (OSError, ValueError) as error:
+        raise StartError(
+            f"SANDBOX_LISTEN cannot be listened on: {getattr(error, 'strerror', None) or error}."
+        ) from error
+
+
+class Stop:
+    """What the signals ask for: ``gently`` once SIGTERM came, ``now`` once SIGINT, or a second signal, came."""
+
+    def __init__(self) -> None:
+        self.gently = asyncio.Event()
+        self.now = asyncio.Event()
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the signals of the process."""
+        loop.add_signal_handler(signal.SIGTERM, self._term)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+
+    def _term(self) -> None:
+        (self.now if self.gently.is_set() else self.gently).set()
+
+    def _interrupt(self) -> None:
+        self.gently.set()
+        self.now.set()
+
+
+async def serve(
+    settings: Settings, *, say: Say = print, backend: Backend | None = None, stop: Stop | None = None
+) -> None:
+    """Serve until asked to stop; afterwards nothing is left behind.
+
+    Raises SettingsError and StartError before anything is served.
+
+    backend: instead of the one that the settings choose.
+    """
+    check(settings)
+    for warning in variables.warnings(settings):
+        say(f"warning: {warning}")
+    if stop is None:
+        stop = Stop()
+        stop.listen(asyncio.get_running_loop())
+    _raise_open_files()
+    async with AsyncExitStack() as stack:
+        try:
+            choice = _choice(settings, backend)
+            say(f"cellbox {interpreter.__version__}: checking {choice.backend.name} …")
+            stack.push_async_callback(finish, _aclose_backend(choice.backend), within_s=CLOSE_S)
+            service = Interpreter(service_config(settings), choice.backend)
+            stack.push_async_callback(lambda: finish(service.aclose(), within_s=CLOSE_S))
+            for warning in await service.start():
+                say(f"warning: {warning}")
+            choice.remember()
+        except (BackendError, DataRootError) as error:
+            raise StartError(str(error)) from error
+        keys = settings.keys or (made_key(settings.data_root),)
+        api = _api(settings, service, keys)
+        server = ApiServer(application(api), api.connections)
+        sockets = listeners(settings.address)
+        server.add_sockets(sockets)
+        stack.push_async_callback(_close_server, server, settings.address)
+        _announce(settings, choice, sockets, keys, say)
+        await _until_drained(service, api, stop, say)
+
+
+async def _until_drained(service: Interpreter, api: Api, stop: Stop, say: Say) -> None:
+    """Serve until ``stop`` says so, then let what runs end, unless it says now."""
+    await stop.gently.wait()
+    api.draining = True
+    if stop.now.is_set():
+        say("stopping …")
+        return
+    say("draining: new calls are refused; waiting for what runs … (Ctrl-C: stop now)")
+    tasks = Tasks()
+    waits = [tasks.start(service.drain(), name="drain"), tasks.start(_wait(stop.now), name="stop now")]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await tasks.aclose(within_s=CLOSE_S)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _aclose_backend(backend: Backend) -> None:
+    await backend.aclose()
+
+
+async def _close_server(server: ApiServer, listen: Listen) -> None:
+    server.stop()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(server.close_all_connections(), CONNECTIONS_CLOSE_S)
+    if listen.path is not None:
+        listen.path.unlink(missing_ok=True)
+
+
+def _choice(settings: Settings, backend: Backend | None) -> Choice:
+    if backend is not None:
+        return Choice(backend, "given")
+    # Scopes get ids from the base up; the one below it is nobody's.
+    probe_uid = settings.uid or settings.uid_base - 1
+    return choose(settings.runtime_backend, BackendConfig(settings.data_root, settings.idle_ttl, probe_uid))
+
+
+def _api(settings: Settings, service: Interpreter, keys: Sequence[str]) -> Api:
+    host = settings.address.host
+    return Api(
+        service=service,
+        guard=Guard(
+            keys=keys,
+            hosts=[*settings.allowed_hosts, *([host.lower()] if host else [])],
+            origins=settings.allowed_origins,
+        ),
+        version=interpreter.__version__,
+        limits=ExecLimits(settings.default_timeout, settings.max_timeout, settings.max_code_kb * 1024),
+        connections=ConnectionLimits(),
+    )
+
+
+def _announce(settings: Settings, choice: Choice, sockets: list[socket.socket], keys: Sequence[str], say: Say) -> None:
+    """Say what serves where, and a line to try it with."""
+    listen = settings.address
+    url, curl = f"unix:{listen.path}", f"curl --unix-socket {listen.path} http://localhost"
+    if listen.path is None:
+        host = listen.host or "127.0.0.1"
+        url = f"http://{f'[{host}]' if ':' in host else host}:{sockets[0].getsockname()[1]}"
+        curl = f"curl {url}"
+    cpus = f"{settings.cpus:g}"
+    say(f"backend  {choice.backend.name} ({choice.why})")
+    say(
+        f"limits   {settings.memory_mb} MiB memory, {cpus} cores, {settings.pids_limit} processes per sandbox; "
+        f"{settings.max_sessions} sandboxes"
+    )
+    say(f"data     {settings.data_root}")
+    say(f"serving  {url}" + ("" if listen.path else f" (the API: {url}/docs)"))
+    key = "$SANDBOX_API_KEY"
+    if not settings.keys:
+        key = keys[0]
+        say(f"key      {key} (made for you, kept in {settings.data_root / '.api-key'})")
+    body = '{"scope": "u1", "language": "python", "code": "print(6 * 7)"}'
+    say(f"try      {curl}/v1/exec -H \"X-API-Key: {key}\" -d '{body}'")
+
+
+def _raise_open_files() -> None:
+    """Allow as many descriptors as the host does: a connection and a link per sandbox each need one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
