@@ -4,7 +4,7 @@ Owns a virtual environment on the host (``.venv-sandbox``) and, inside it, a **f
 sources: everything that would show host paths, made anew for the fixed paths inside (``/opt/cellbox/...``, ``/etc``).
 A tree is named by the hash of what it holds and never changes, so running sandboxes keep theirs while we upgrade.
 
-Promises: no file of the tree and, after ``make``, no compiled file of the environment names a path of the host's checkout.
+Promises: no file of the tree and, after ``make``, no compiled file of the environment names a path of the checkout.
 Leaves to the backends: showing it inside. ``python -m interpreter.backends.environment`` makes or refreshes it.
 """
 
@@ -56,8 +56,8 @@ _ETC_WRITTEN = {
 class Environment:
     """Where the parts lie on the host.
 
-    venv: the virtual environment. base: prefix of its base Python. version: of Python, as ``3.11``. tree: the furnished
-    tree, holding ``cellbox/`` (to be ``/opt/cellbox``) and ``etc/``. etc: places under the host's ``/etc`` to be shown at
+    venv: the virtual environment. base: prefix of its base Python. version: of Python, as ``3.11``. tree: the
+    furnished tree, holding ``cellbox/`` (to be ``/opt/cellbox``) and ``etc/``. etc: places under the host's ``/etc`` to be shown at
     the same place inside, read-only.
     """
 
@@ -90,7 +90,8 @@ def find(venv: Path | None = None) -> Environment:
     python = venv / "bin" / "python3"
     if not python.exists():
         raise BackendUnavailable(
-            "the environment for sandboxes is missing: run `make install`, or `python -m interpreter.backends.environment`"
+            "the environment for sandboxes is missing: run `make install`, or"
+            " `python -m interpreter.backends.environment`"
         )
     base = python.resolve().parent.parent
     version = next(entry.name.removeprefix("python") for entry in sorted((venv / "lib").glob("python3.*")))
@@ -181,7 +182,7 @@ def _files(venv: Path, base: Path, version: str) -> Iterator[tuple[str, bytes | 
             content = script.read_bytes().replace(os.fsencode(venv), os.fsencode(str(INSIDE_VENV)))
             yield f"cellbox/venv/bin/{script.name}", _Program(content)
     yield from _node(venv, version)
-    for source, target in ((_SANDBOXD, "cellbox/lib/sandboxd"), (_kernels(), "cellbox/kernels")):
+    for source, target in ((_SANDBOXD, "cellbox/lib/sandboxd"), (kernels(), "cellbox/kernels")):
         yield from _sources(source, target)
     for name in _ETC_COPIES:
         host = Path("/etc") / name
@@ -261,11 +262,17 @@ def _runtime() -> Path:
     return installed if installed.is_dir() else _SANDBOXD.parent
 
 
+def library() -> Path:
+    """Return the folder on the host that holds the package ``sandboxd``."""
+    return _SANDBOXD.parent
+
+
 def _requirements() -> Path:
     return _runtime() / "requirements.txt"
 
 
-def _kernels() -> Path:
+def kernels() -> Path:
+    """Return the folder of our kernelspecs on the host."""
     installed = _PACKAGE / "_sandbox" / "kernels"
     return installed if installed.is_dir() else _PACKAGE.parent / "kernels"
 

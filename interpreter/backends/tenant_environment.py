@@ -6,7 +6,7 @@ Promises: nothing of the service's own environment gets in; the same arguments g
 from __future__ import annotations
 
 import math
-from pathlib import PurePosixPath
+from pathlib import PurePath
 
 _THREADS = (
     "OMP_NUM_THREADS",
@@ -23,10 +23,9 @@ _THREADS = (
 
 def tenant_environment(
     *,
-    user: PurePosixPath,
-    venv: PurePosixPath,
+    user: PurePath,
+    venv: PurePath,
     cpus: float,
-    tmp: PurePosixPath = PurePosixPath("/tmp"),  # noqa: S108 - private to each sandbox
     pip_index_url: str = "",
     npm_registry: str = "",
 ) -> dict[str, str]:
@@ -47,7 +46,7 @@ def tenant_environment(
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",
         "PATH": f"{local}/bin:{venv}/bin:/usr/local/bin:/usr/bin:/bin",
-        "TMPDIR": str(tmp),
+        "TMPDIR": "/tmp",  # noqa: S108 - private to each sandbox
         "PYTHONUSERBASE": str(local),
         "PIP_USER": "1",
         "PIP_BREAK_SYSTEM_PACKAGES": "1",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from interpreter.backends.base import SandboxSpec
-from interpreter.backends.environment import INSIDE, INSIDE_LIB, INSIDE_PYTHON, INSIDE_VENV, Environment
+from interpreter.backends.environment import INSIDE, INSIDE_PYTHON, INSIDE_VENV, Environment
 
 WORKSPACE = PurePosixPath("/opt/workspace")
 USER = PurePosixPath("/opt/user")
@@ -25,16 +25,6 @@ STAGE = "/src"
 
 _KERNEL_FILES_BYTES = 16 * 2**20
 _MIB = 2**20
-
-_BOOT = "import sys; sys.path.insert(0, {lib!r}); from sandboxd.boot import main; main()"
-_BOOT_ENVIRONMENT = {
-    # Built from nothing and pointing nowhere, so that the boot process is as isolated as with -I.
-    "HOME": "/nonexistent",
-    "LANG": "C.UTF-8",
-    "OPENBLAS_NUM_THREADS": "1",
-    "PATH": "/usr/bin:/bin",
-    "PYTHONUSERBASE": "/nonexistent",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +65,6 @@ def binds(spec: SandboxSpec, environment: Environment, top: Sequence[str] = ()) 
     ]
 
 
-def boot_command(config: str) -> list[str]:
-    """Return the command of the boot process. config: JSON of a ``BootConfig``."""
-    return [str(INSIDE_VENV / "bin" / "python"), "-c", _BOOT.format(lib=str(INSIDE_LIB)), config]
-
-
-def boot_environment() -> dict[str, str]:
-    """Return the environment of the boot process, complete."""
-    return dict(_BOOT_ENVIRONMENT)
-
-
 def arguments(
     shown: Sequence[Bind],
     *,
@@ -98,8 +78,8 @@ def arguments(
 ) -> list[str]:
     """Return the arguments of ``bwrap``, without its name.
 
-    sources: where bwrap finds each of ``shown``. roots: links at the top, as ``{"bin": "usr/bin"}``. environment: of the
-    command, complete. seccomp_fd: open for reading, at the start of the filter. info_fd: open for writing, gets the pid.
+    sources: where bwrap finds each of ``shown``. roots: links at the top, as ``{"bin": "usr/bin"}``. environment: of
+    the command, complete. seccomp_fd: open for reading, at the start of the filter. info_fd: for writing, gets the pid.
     """
     size = str(tmp_mib * _MIB)
     words = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"]

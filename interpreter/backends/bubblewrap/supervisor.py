@@ -1,9 +1,9 @@
-"""The small process beside each bubblewrap sandbox: it starts it, holds its end in hand, and outlives the service.
+"""The small process beside each bubblewrap sandbox: starts it, holds its end in hand, and outlives the service.
 
-A program of its own (``python -I -S supervisor.py``). Standard input: a marshalled dict, made by ``backend.py`` (marshal,
-since importing json costs every start 10 ms and every sandbox a megabyte). It answers on standard output with a line,
-the repr of a dict: ``{"started": pid of the namespace's first process}`` or ``{"failed": sentence}``; and at the end with
-``{"ended": status, "oom_kills": n, "said": bytes}``.
+A program of its own (``python -I -S``, with this folder on its path). Standard input: a marshalled dict, made by
+``backend.py`` (marshal, since importing json costs every start 10 ms and every sandbox a megabyte). It answers on
+standard output with a line, the repr of a dict: ``{"started": pid of the namespace's first process}`` or
+``{"failed": sentence, "said": bytes}``; and at the end with ``{"ended": status, "oom_kills": n, "said": bytes}``.
 
 Promises: SIGTERM ends the sandbox whatever its processes do; so does the end of the service, once the lock of the data
 root has not been held for the idle time; a failed start leaves nothing. If it is killed itself, bubblewrap's
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
     from interpreter.backends.bubblewrap import ending
 else:
-    # A neighbour, not a part of the package: that would import the whole service.
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import ending
+    import ending  # a neighbour, not a part of the package: that would import the whole service
 
 _END_WITHIN_S = 4.0
 _SAID_BYTES = 8192
@@ -74,8 +72,10 @@ def main() -> None:
     monitor = 0
     try:
         _write_state(spec, groups, None)
-        _make_groups(spec["groups"])
-        monitor, first = _start(spec, said_by_child)
+        child = _fork(spec, said_by_child)
+        monitor = child.pid
+        _make_groups(spec["groups"], enter=monitor)
+        first = child.first()
         os.close(said_by_child)
         first_fd = os.pidfd_open(first)
         if ending.parent(first) != monitor:
@@ -145,8 +145,12 @@ def _status(raw: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _make_groups(groups: list[tuple[str, list[tuple[str, str]]]]) -> None:
-    """Make the cgroups and set their limits, read back since kernels ignore some of them quietly."""
+def _make_groups(groups: list[tuple[str, list[tuple[str, str]]]], *, enter: int) -> None:
+    """Make the cgroups, set their limits, and put ``enter`` into them.
+
+    Limits are read back, since kernels ignore some of them quietly. The first entering takes the kernel some 10 ms (a
+    grace period of RCU): the child stages its sources meanwhile.
+    """
     for path, limits in groups:
         os.mkdir(path)
         for name, value in limits:
@@ -155,6 +159,8 @@ def _make_groups(groups: list[tuple[str, list[tuple[str, str]]]]) -> None:
                 limit.write(value)
             if ending.read(file).split() != value.split():
                 raise Failed(f"the host did not take the limit {name}")
+        with open(f"{path}/cgroup.procs", "w", encoding="ascii") as procs:
+            procs.write(str(enter))
 
 
 def _write_state(spec: dict[str, Any], groups: list[str], first: int | None) -> None:
@@ -174,14 +180,14 @@ def _write_state(spec: dict[str, Any], groups: list[str], first: int | None) -> 
 
 
 def _remove(path: str) -> None:
-    try:
+    try:  # noqa: SIM105 - contextlib is an import too much
         os.unlink(path)
     except FileNotFoundError:
         pass
 
 
 def _report(line: dict[str, Any]) -> None:
-    try:
+    try:  # noqa: SIM105 - contextlib is an import too much
         os.write(1, f"{line!r}\n".encode())
     except OSError:
         pass  # the service is gone
@@ -197,49 +203,67 @@ def _read(said: int) -> bytes:
 # --- the child that becomes bwrap -----------------------------------------------------------------------------------
 
 
-def _start(spec: dict[str, Any], said: int) -> tuple[int, int]:
-    """Return the pids of bwrap's monitor, our child, and of the first process in the namespace."""
-    info, info_by_child = os.pipe()
+class _Child:
+    """bwrap's monitor, our child, from the fork to the moment when it runs."""
+
+    def __init__(self, pid: int, go: int, failure: int, info: int) -> None:
+        self.pid = pid
+        self._go = go
+        self._failure = failure
+        self._info = info
+
+    def first(self) -> int:
+        """Let it go on, now that it is in its cgroups; return the pid of the first process in the namespace."""
+        try:  # noqa: SIM105 - contextlib is an import too much
+            os.write(self._go, b"1")
+        except BrokenPipeError:
+            pass  # it failed and says why
+        failed = os.read(self._failure, 1000)
+        text = b""
+        while b"}" not in text and (more := os.read(self._info, 1000)):
+            text += more
+        for descriptor in (self._go, self._failure, self._info):
+            os.close(descriptor)
+        digits = text.partition(b'"child-pid": ')[2].partition(b"\n")[0].strip(b", }")
+        if failed or not digits.isdigit():
+            raise Failed(failed.decode(errors="replace") or "bubblewrap could not make the sandbox")
+        return int(digits)
+
+
+def _fork(spec: dict[str, Any], said: int) -> _Child:
+    go_by_child, go = os.pipe()
     failure, failure_by_child = os.pipe()
+    info, info_by_child = os.pipe()
     filter_fd = os.memfd_create("filter")
     os.write(filter_fd, spec["seccomp"])
     os.lseek(filter_fd, 0, os.SEEK_SET)
     us = os.getpid()
-    monitor = os.fork()
-    if not monitor:
+    pid = os.fork()
+    if not pid:
         try:
-            _become_bwrap(spec, us, {spec["seccomp_fd"]: filter_fd, spec["info_fd"]: info_by_child, 1: said, 2: said})
+            os.close(go)
+            descriptors = {spec["seccomp_fd"]: filter_fd, spec["info_fd"]: info_by_child, 1: said, 2: said}
+            _become_bwrap(spec, us, go_by_child, descriptors)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the parent must hear of it
             os.write(failure_by_child, f"{error!r}"[:900].encode())
         finally:
             os._exit(127)
-    os.close(info_by_child)
-    os.close(failure_by_child)
-    os.close(filter_fd)
-    failed = os.read(failure, 1000)
-    text = b""
-    while b"}" not in text and (more := os.read(info, 1000)):
-        text += more
-    os.close(failure)
-    os.close(info)
-    digits = text.partition(b'"child-pid": ')[2].partition(b"\n")[0].strip(b", }")
-    if failed or not digits.isdigit():
-        os.kill(monitor, SIGKILL)
-        os.waitpid(monitor, 0)
-        raise Failed(failed.decode(errors="replace") or "bubblewrap could not make the sandbox")
-    return monitor, int(digits)
+    for descriptor in (go_by_child, failure_by_child, info_by_child, filter_fd):
+        os.close(descriptor)
+    return _Child(pid, go, failure, info)
 
 
-def _become_bwrap(spec: dict[str, Any], us: int, descriptors: dict[int, int]) -> None:
-    for path, _ in spec["groups"]:
-        with open(f"{path}/cgroup.procs", "w", encoding="ascii") as procs:
-            procs.write("0")
+def _become_bwrap(spec: dict[str, Any], us: int, go: int, descriptors: dict[int, int]) -> None:
+    if spec["uid"] is not None:
+        _stage(spec)
+    if not os.read(go, 1):
+        raise Failed("the supervisor ended")
+    os.umask(0o022)
     for number, value in spec["rlimits"]:
         _, hard = resource.getrlimit(number)
         lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (lowest, lowest))
     if spec["uid"] is not None:
-        _stage(spec)
         os.setgroups([])
         os.setresgid(spec["gid"], spec["gid"], spec["gid"])
         os.setresuid(spec["uid"], spec["uid"], spec["uid"])
@@ -310,7 +334,3 @@ def _check(result: int, call: str) -> None:
     if result:
         number = ctypes.get_errno()
         raise OSError(number, f"{call}: {os.strerror(number)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,154 @@
+"""The process backend: the boot process as a plain child of the service. No isolation, no limits.
+
+Promises: says so in ``check``; ``stop`` ends the whole tree as far as it can be found (see tree.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from sandboxd.protocol import LINK_SOCKET
+
+from interpreter.backends import environment as environments
+from interpreter.backends.base import (
+    Backend,
+    BackendError,
+    BackendUnavailable,
+    Sandbox,
+    SandboxExit,
+    SandboxId,
+    SandboxSpec,
+    Stats,
+)
+from interpreter.backends.boot import command, encode_config, environment_of_boot
+from interpreter.backends.bubblewrap import ending
+from interpreter.backends.tenant_environment import tenant_environment
+from interpreter.tasks import Tasks
+
+from . import tree
+
+_MARK = "CELLBOX_SANDBOX"
+_POLL_S = 0.05
+_STOP_S = 5.0
+
+
+class ProcessSandbox(Sandbox):
+    """The boot process and what comes of it."""
+
+    def __init__(
+        self, ident: SandboxId, process: subprocess.Popen[bytes], mark: str, private: Path, tasks: Tasks
+    ) -> None:
+        self.id = ident
+        self._process = process
+        self._mark = mark
+        self._private = private
+        self._exit: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
+        tasks.start(self._watch(), name=f"watch sandbox {ident}")
+
+    async def stop(self) -> None:
+        """Kill the boot process; return when its tree is gone."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        await asyncio.wait([self._exit], timeout=_STOP_S)
+        if not self._exit.done():
+            raise BackendError("a sandbox could not be ended: some of its processes are still there")
+
+    async def wait(self) -> SandboxExit:
+        """Return how it ended, once all of it has."""
+        return await asyncio.shield(self._exit)
+
+    def stats(self) -> Stats:
+        """Count the processes; nobody counts the memory."""
+        return Stats(None, 0, 0 if self._exit.done() else tree.count(self._process.pid, self._mark))
+
+    async def _watch(self) -> None:
+        while self._process.poll() is None:  # noqa: ASYNC110 - works on every system, and this one is for development
+            await asyncio.sleep(_POLL_S)
+        while not await asyncio.to_thread(tree.end, self._process.pid, self._mark, within_s=_STOP_S):
+            pass  # stop() says so
+        await asyncio.to_thread(shutil.rmtree, self._private, ignore_errors=True)
+        status = self._process.returncode
+        self._exit.set_result(SandboxExit(status if status >= 0 else 128 - status))
+
+
+class ProcessBackend(Backend):
+    """Makes sandboxes that are none. root: data directory of the service.
+
+    The ids of a spec are not used: everything runs as the service itself.
+    """
+
+    name = "process"
+    single_tenant = True
+
+    def __init__(self, *, root: Path, venv: Path | None = None, boot: Callable[[str], list[str]] | None = None) -> None:
+        self._venv = venv
+        self._boot = boot
+        self._environment: environments.Environment | None = None
+        self._tasks = Tasks()
+        self._prefix = f"{_MARK}={hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}-"
+
+    async def check(self) -> list[str]:
+        """Find the environment, and warn."""
+        self._environment = await asyncio.to_thread(environments.find, self._venv)
+        return [
+            "the process backend isolates nothing: code runs with the rights of this service, reads and writes whatever"
+            " it can, and has no limits. For code that you wrote yourself only"
+        ]
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """Start the boot process with the host's own paths."""
+        if self._environment is None:
+            raise BackendUnavailable("the process backend has not been checked")
+        mark = self._prefix + spec.id
+        # In the system's own place, since paths of sockets are short.
+        private = Path(tempfile.mkdtemp(prefix="cellbox-"))
+        environment = tenant_environment(user=spec.user, venv=self._environment.venv, cpus=spec.limits.cpus)
+        config = encode_config(
+            link=str(spec.link_dir / LINK_SOCKET),
+            workspace=str(spec.workspace),
+            user=str(spec.user),
+            kernels=str(environments.kernels()),
+            runtime=str(private),
+            environment={**environment, _MARK: mark.partition("=")[2], **spec.environment},
+            seccomp=False,
+        )
+        python = self._environment.venv / "bin" / "python3"
+        boot = self._boot(config) if self._boot else command(python, environments.library(), config)
+        try:
+            process = subprocess.Popen(  # noqa: ASYNC220 - a vfork, a millisecond
+                boot,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={**environment_of_boot(), _MARK: mark.partition("=")[2]},
+                start_new_session=True,
+            )
+        except OSError as error:
+            shutil.rmtree(private, ignore_errors=True)
+            raise BackendError("the boot process could not be started") from error
+        return ProcessSandbox(spec.id, process, mark, private, self._tasks)
+
+    async def remove_leftovers(self) -> int:
+        """End what carries the mark of this data root."""
+        return await asyncio.to_thread(self._remove_leftovers)
+
+    async def aclose(self) -> None:
+        """End our own tasks."""
+        await self._tasks.aclose(within_s=5)
+
+    def _remove_leftovers(self) -> int:
+        found = tree.marked(self._prefix)
+        for mark, processes in found.items():
+            for pid, started in processes:
+                ending.kill_if_started_at(pid, started)
+                tree.end(pid, mark, within_s=_STOP_S)
+        return len(found)
