@@ -1,0 +1,63 @@
+"""The first process of a sandbox: locks itself in, imports everything once, forks sandboxd, and stays as the zygote.
+
+Started as::
+
+    python -c "import sys; sys.path.insert(0, LIB); from sandboxd.boot import main; main()" CONFIG
+
+LIB holds the package ``sandboxd``; CONFIG is a ``BootConfig`` as JSON. The environment is built from nothing, with
+PYTHONUSERBASE pointing nowhere, and the working directory is ``/``: as isolated as ``python -I``, while ``sys.flags`` of the
+programs that are forked from here are those of a plain ``python``. It may be pid 1 or not.
+
+Promises: NO_NEW_PRIVS and the filter are in force before any fork; nobody of the same user can look into this process or
+sandboxd; when sandboxd ends, so does everything.
+"""
+
+from __future__ import annotations
+
+from . import paths, preloaded
+
+preloaded.note_plain()
+paths.note()
+
+import gc  # noqa: E402 - what is imported before the two lines above counts as there in every program
+import os  # noqa: E402
+import socket  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import msgspec  # noqa: E402
+
+from . import osproc, seccomp  # noqa: E402
+from .protocol import BootConfig  # noqa: E402
+
+
+def main() -> None:
+    """Be the first process, to the end of the sandbox.
+
+    Raises afterfork.Unwind in forks that become Python programs: no caller may catch it.
+    """
+    config = msgspec.json.decode(sys.argv[1], type=BootConfig)
+    osproc.forbid_new_privileges()
+    if config.seccomp:
+        seccomp.install()
+    osproc.set_dumpable(dumpable=False)
+    if os.getpid() != 1:
+        osproc.become_subreaper()
+    preloaded.load_kernel(Path(config.kernels) / "python")
+    from . import daemon, ending, zygote  # noqa: PLC0415 - after the filter
+
+    preloaded.note_loaded()
+    ending.note_modules()
+    gc.collect()
+    gc.freeze()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    boot = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        theirs.close()
+        osproc.die_with_parent()
+        os._exit(daemon.run(config, ours) if os.getppid() == boot else 1)
+    ours.close()
+    zygote.serve(theirs, pid)
+    zygote.end()
+    os._exit(0)

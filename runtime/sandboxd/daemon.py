@@ -1,0 +1,131 @@
+"""sandboxd: serves one service over the link, from the first message to its end.
+
+Owns the link and the task of each execution. Promises: every ``Execute`` is answered once unless the link ends first; the
+end of the link ends all kernels, runs and this process.
+Leaves to kernels.py and runs.py: everything about executions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+
+from . import protocol
+from .kernels import Kernels
+from .processes import Zygote
+from .protocol import BootConfig, Cancel, Execute, Finished, FromSandbox, Hello, Refused, Shutdown, StopKernel
+from .runs import Runs
+
+_DIAL_WITHIN_S = 20.0
+_DIAL_EVERY_S = 0.05
+_CLOSE_WITHIN_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+def run(config: BootConfig, requests: socket.socket) -> int:
+    """Be sandboxd until the link ends; return the exit code. requests: our end of the socket to the zygote."""
+    logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
+    return asyncio.run(_serve(config, requests))
+
+
+async def _serve(config: BootConfig, requests: socket.socket) -> int:
+    zygote = Zygote(requests)
+    try:
+        reader, writer = await _dial(config.link)
+    except OSError as error:
+        _log.error("no link: %s", error)
+        return 1
+    link = _Link(writer)
+    server = _Server(config, zygote, link)
+    try:
+        link.send(server.hello())
+        async with asyncio.TaskGroup() as tasks:
+            while (body := await protocol.read_frame(reader, limit=protocol.MAX_FRAME_TO_SANDBOX)) is not None:
+                message = protocol.decode_to_sandbox(body)
+                if isinstance(message, Shutdown):
+                    break
+                server.take(message, tasks)
+            server.end()
+    finally:
+        async with asyncio.timeout(_CLOSE_WITHIN_S):
+            await server.aclose()
+        zygote.close()
+        writer.close()
+    return 0
+
+
+async def _dial(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the service. Raises OSError, TimeoutError among them."""
+    async with asyncio.timeout(_DIAL_WITHIN_S):
+        while True:
+            try:
+                return await asyncio.open_unix_connection(path)
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(_DIAL_EVERY_S)
+
+
+class _Link:
+    """The sending side."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def send(self, message: FromSandbox) -> None:
+        """Send without waiting. After the end of the link nothing happens."""
+        if not self._writer.is_closing():
+            self._writer.write(protocol.encode(message))
+
+    async def send_and_wait(self, message: FromSandbox) -> None:
+        """Send, and return once the service has read so much that little is buffered here."""
+        self.send(message)
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+
+
+class _Server:
+    """Turns messages into tasks, and their results into messages."""
+
+    def __init__(self, config: BootConfig, zygote: Zygote, link: _Link) -> None:
+        self._link = link
+        self._kernels = Kernels(config, zygote, link.send)
+        self._runs = Runs(config, zygote, link.send)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def hello(self) -> Hello:
+        return Hello(version=protocol.VERSION, kernels=self._kernels.languages(), stateless=self._runs.languages())
+
+    def take(self, message: Execute | Cancel | StopKernel, tasks: asyncio.TaskGroup) -> None:
+        """Act on a message; what takes time becomes a task."""
+        if isinstance(message, Execute):
+            if message.id not in self._tasks:
+                task = tasks.create_task(self._execute(message), name=f"execute {message.id}")
+                self._tasks[message.id] = task
+                task.add_done_callback(lambda _: self._tasks.pop(message.id))
+        elif isinstance(message, Cancel):
+            if not self._runs.cancel(message.id):
+                self._kernels.cancel(message.id)
+        else:
+            tasks.create_task(self._stop_kernel(message), name=f"stop {message.language}")
+
+    def end(self) -> None:
+        """End all executions: nobody waits for their answers any more."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def aclose(self) -> None:
+        await self._kernels.aclose()
+
+    async def _execute(self, message: Execute) -> None:
+        answer: Finished | Refused
+        try:
+            answer = await (self._kernels if message.stateful else self._runs).execute(message)
+        except Exception:
+            _log.exception("an execution failed")
+            answer = Refused(id=message.id, code="run_start_failed", message="The sandbox could not run it.")
+        await self._link.send_and_wait(answer)
+
+    async def _stop_kernel(self, message: StopKernel) -> None:
+        await self._link.send_and_wait(await self._kernels.stop(message))
