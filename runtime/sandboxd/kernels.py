@@ -2,15 +2,39 @@
 
 Owns every kernel process and what is known of it. Promises: each ``execute`` is answered exactly once, at the latest at
 its timeout plus its grace plus the time a new kernel takes to start; a kernel that ends is noticed within a second.
-Leaves to the daemon: the link and stateless runs; to the service: queues, generations, and the clock from outside.
+Leaves to the daemon: the link and stateless runs; to the service: queues, generations, and the clock from outside; to
+``kernel.py`` what goes on in one kernel.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 from collections.abc import Callable
+from pathlib import Path
 
+import zmq
+
+from .kernel import Kernel, KernelStartError
+from .kernelspecs import Kernelspec, find
 from .processes import Zygote
-from .protocol import BootConfig, Execute, Finished, FromSandbox, KernelStopped, Refused, StopKernel
+from .protocol import (
+    BootConfig,
+    Execute,
+    Finished,
+    FromSandbox,
+    KernelGone,
+    KernelStopped,
+    Outcome,
+    Preparing,
+    Reason,
+    Refused,
+    Started,
+    StopKernel,
+)
+
+_Key = tuple[str, str]
 
 
 class Kernels:
@@ -19,22 +43,140 @@ class Kernels:
     send: called with Preparing, Started, Progress and KernelGone, in the loop; must not block or raise.
     """
 
-    def __init__(self, config: BootConfig, zygote: Zygote, send: Callable[[FromSandbox], None]) -> None: ...
+    def __init__(self, config: BootConfig, zygote: Zygote, send: Callable[[FromSandbox], None]) -> None:
+        self._config = config
+        self._zygote = zygote
+        self._send = send
+        self._specs = find(config)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._folders = (Path(config.runtime) / f"k{number}" for number in itertools.count(1))
+        self._kernels: dict[_Key, Kernel] = {}
+        self._locks: dict[_Key, asyncio.Lock] = {}
+        self._here: dict[str, _Key] = {}
+        self._cancelled: set[str] = set()
+        self._spares: dict[_Key, asyncio.Task[None]] = {}
+        self._closed = False
 
     def languages(self) -> list[str]:
         """Return the names of the kernels that there are, for ``Hello``: ours and any installed kernelspec."""
+        return sorted(self._specs)
 
     async def execute(self, message: Execute) -> Finished | Refused:
         """Run a stateful execution to its end. Never raises.
 
         The service sends one at a time per kernel; a second one for a busy kernel waits. Cancelling the call kills the kernel.
         """
+        spec = self._specs.get(message.language)
+        refused = self._refused(message, spec)
+        if refused is not None or spec is None:
+            return refused or Refused(message.id, "unknown_language", "there is no such kernel")
+        key = (message.language, message.context)
+        self._here[message.id] = key
+        try:
+            async with self._locks.setdefault(key, asyncio.Lock()):
+                return await self._execute(message, spec, key)
+        finally:
+            del self._here[message.id]
+            self._cancelled.discard(message.id)
 
     def cancel(self, execution: str) -> bool:
         """Interrupt ``execution`` with the ladder of a timeout; False if it is not here. ``execute`` answers."""
+        key = self._here.get(execution)
+        if key is None:
+            return False
+        kernel = self._kernels.get(key)
+        if kernel is None or not kernel.interrupt(execution):
+            self._cancelled.add(execution)
+        return True
 
     async def stop(self, message: StopKernel) -> KernelStopped:
         """End a kernel; what runs in it ends as ``cancelled``. Answers once its processes are gone, within 2 s."""
+        key = (message.language, message.context)
+        await self._no_spare(key)
+        kernel = self._kernels.pop(key, None)
+        if kernel is not None:
+            await kernel.stop()
+        if message.restart and (spec := self._specs.get(message.language)) is not None:
+            self._prepare_spare(key, spec)
+        return KernelStopped(message.request, existed=kernel is not None)
 
     async def aclose(self) -> None:
         """End all kernels. May be called twice."""
+        self._closed = True
+        for key in list(self._spares):
+            await self._no_spare(key)
+        kernels, self._kernels = list(self._kernels.values()), {}
+        await asyncio.gather(*(kernel.stop() for kernel in kernels))
+        self._context.destroy(linger=0)
+
+    def _refused(self, message: Execute, spec: Kernelspec | None) -> Refused | None:
+        if spec is None:
+            return Refused(message.id, "unknown_language", f"the kernels here are: {', '.join(self.languages())}")
+        for field, value in (("env", message.env), ("cwd", message.cwd), ("stdin", message.stdin)):
+            if value and field not in spec.fields:
+                return Refused(
+                    message.id, "unsupported_field", f"{field}: the {message.language} kernel cannot honour it"
+                )
+        if message.cwd is not None and not (Path(self._config.workspace) / message.cwd).is_dir():
+            return Refused(message.id, "cwd_not_found", "cwd: there is no such directory")
+        return None
+
+    async def _execute(self, message: Execute, spec: Kernelspec, key: _Key) -> Finished | Refused:
+        prepared = False
+        if key not in self._kernels or key in self._spares:
+            self._send(Preparing(message.id))
+            prepared = True
+            try:
+                await self._started(key, spec)
+            except KernelStartError as error:
+                return Refused(message.id, "kernel_start_failed", str(error))
+        kernel = self._kernels[key]
+        if message.id in self._cancelled:
+            return Finished(message.id, Outcome("cancelled", 130, 0, kernel="new" if kernel.fresh else "kept"))
+        if prepared:
+            self._send(Started(message.id))
+        finished = await kernel.execute(message)
+        if finished.outcome.kernel == "lost":
+            if self._kernels.get(key) is kernel:
+                del self._kernels[key]
+            if finished.outcome.status in ("timeout", "interrupted") and not finished.sandbox_unsafe:
+                self._prepare_spare(key, spec)
+        return finished
+
+    async def _started(self, key: _Key, spec: Kernelspec) -> None:
+        """Have the kernel of ``key`` in the table. Raises KernelStartError."""
+        spare = self._spares.get(key)
+        if spare is not None:
+            await asyncio.wait([spare])
+            self._spares.pop(key, None)
+        if key not in self._kernels:
+            self._kernels[key] = await self._start(key, spec)
+
+    async def _start(self, key: _Key, spec: Kernelspec) -> Kernel:
+        def gone(reason: Reason) -> None:
+            if self._kernels.get(key) is kernel:
+                del self._kernels[key]
+                self._send(KernelGone(*key, reason))
+
+        kernel = Kernel(spec, self._config, next(self._folders), gone, self._send)
+        await kernel.start(self._zygote, self._context)
+        return kernel
+
+    def _prepare_spare(self, key: _Key, spec: Kernelspec) -> None:
+        """Start the next kernel of ``key`` before anybody asks for it; if that fails, whoever asks will see why."""
+
+        async def prepare() -> None:
+            with contextlib.suppress(KernelStartError):
+                kernel = await self._start(key, spec)
+                self._kernels[key] = kernel
+            self._spares.pop(key, None)
+
+        if not self._closed and key not in self._spares and key not in self._kernels:
+            loop = asyncio.get_running_loop()
+            self._spares[key] = loop.create_task(prepare(), name=f"spare kernel {key}")
+
+    async def _no_spare(self, key: _Key) -> None:
+        spare = self._spares.pop(key, None)
+        if spare is not None:
+            spare.cancel()
+            await asyncio.wait([spare])

@@ -111,9 +111,7 @@ class Kernel(IPythonKernel):
         else:
             result = None
             self._cell = asyncio.ensure_future(
-                shell.run_cell_async(
-                    code, transformed_cell=transformed, preprocessing_exc_tuple=problem, **options
-                )
+                shell.run_cell_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem, **options)
             )
             try:
                 result = await self._cell

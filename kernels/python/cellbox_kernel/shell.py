@@ -111,7 +111,10 @@ class Shell(ZMQInteractiveShell):
         hook.session.send(hook.pub_socket, "error", content, hook.parent_header, ident=self.kernel._topic("error"))
 
     def _format_exception_for_storage(
-        self, exception: BaseException, filename: str | None = None, running_compiled_code: bool = False  # noqa: ARG002
+        self,
+        exception: BaseException,
+        filename: str | None = None,
+        running_compiled_code: bool = False,  # noqa: ARG002
     ) -> dict[str, Any]:
         """What the history keeps of an error: IPython's own way takes seconds for a deep recursion."""
         described = self.shown or errors.describe(type(exception), exception, exception.__traceback__)

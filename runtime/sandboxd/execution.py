@@ -1,0 +1,230 @@
+"""One execution in a kernel: what it said so far, whether it is over, and how it ended.
+
+Plain code: no I/O, no waiting; ``kernel.py`` tells it what comes and asks it for the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from .channels import Received, decode
+from .marks import Pipe
+from .output import Capture
+from .processes import Exited
+from .protocol import Execute, Outcome, Reason, Status, UserError
+from .results import Results, bundle_decoder
+
+Why = Literal["timeout", "interrupted"]
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_MAX_NAME = 1000
+_MAX_VALUE = 100_000
+_MAX_LINES = 200
+
+
+class _Reply(Struct):
+    status: str
+    execution_count: int | None = None
+    exit_code: int | None = None
+    ename: str = ""
+    evalue: str = ""
+    traceback: list[str] = []
+    payload: list[dict[str, msgspec.Raw]] = []
+
+
+class _Stream(Struct):
+    name: Literal["stdout", "stderr"]
+    text: str
+
+
+class _State(Struct):
+    execution_state: str
+
+
+class _Error(Struct):
+    ename: str = ""
+    evalue: str = ""
+    traceback: list[str] = []
+
+
+class _Clear(Struct):
+    wait: bool = False
+
+
+_reply = msgspec.json.Decoder(_Reply)
+_stream = msgspec.json.Decoder(_Stream)
+_state = msgspec.json.Decoder(_State)
+_error = msgspec.json.Decoder(_Error)
+_clear = msgspec.json.Decoder(_Clear)
+
+
+class Running:
+    """An execution, from its request on. over: done at its end. stopped: done when it is to end against its will."""
+
+    def __init__(self, message: Execute, number: int, *, marks: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.message = message
+        self.number = number
+        self.request = ""
+        self.begun = time.monotonic()
+        self.timer: asyncio.TimerHandle = loop.call_later(0, _nothing)
+        self.over: asyncio.Future[None] = loop.create_future()
+        self.stopped: asyncio.Future[None] = loop.create_future()
+        self.why: Why | None = None
+        self.stdout = Capture(message.limits.text)
+        self.stderr = Capture(message.limits.text)
+        self.reply: _Reply | None = None
+        self._results = Results(message.limits.results)
+        self._error: _Error | None = None
+        self._marks = marks
+        self._missing = {"reply", "idle"} | ({"1", "2"} if marks else set())
+        self._stopped_at = 0.0
+
+    def capture(self, stream: Pipe) -> Capture:
+        """Return what keeps stream 1 or 2."""
+        return self.stdout if stream == 1 else self.stderr
+
+    def stop(self, why: Why) -> None:
+        """Say that it is to end, and why; the first reason counts."""
+        if self.why is None and not self.over.done():
+            self.why = why
+            self._stopped_at = time.monotonic()
+            self.stopped.set_result(None)
+
+    def left_s(self) -> float:
+        """Return the seconds of the grace that are left."""
+        return self._stopped_at + self.message.grace_s - time.monotonic()
+
+    def end(self) -> None:
+        """It is over, whatever has not come. May be called again."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def on_end(self, pipe: Pipe) -> None:
+        """The end mark of a pipe has come."""
+        self._came(str(pipe))
+
+    def on_shell(self, message: Received) -> None:
+        """A message on shell with this execution as its parent."""
+        if message.type == "execute_reply" and self.reply is None:
+            self.reply = decode(message, _reply) or _Reply("error", ename="KernelError", evalue="an unreadable reply")
+            self._came("reply")
+
+    def on_iopub(self, message: Received) -> None:
+        """A message on iopub with this execution as its parent."""
+        match message.type:
+            case "display_data" | "execute_result" | "update_display_data":
+                bundle = decode(message, bundle_decoder)
+                if bundle is not None and message.type == "update_display_data":
+                    self._results.update(bundle)
+                elif bundle is not None:
+                    self._results.add("result" if message.type == "execute_result" else "display", bundle)
+            case "clear_output":
+                clear = decode(message, _clear)
+                self._results.clear(wait=clear is not None and clear.wait)
+            case "stream":
+                stream = decode(message, _stream)
+                if stream is not None:
+                    self.capture(1 if stream.name == "stdout" else 2).feed(stream.text.encode("utf-8", "replace"))
+            case "error":
+                self._error = decode(message, _error)
+            case "status":
+                state = decode(message, _state)
+                if state is not None and state.execution_state == "idle":
+                    self._came("idle")
+
+    def outcome(self, kernel: Literal["new", "kept", "lost"], exited: Exited, *, stopped: bool) -> Outcome:
+        """Return how it ended. exited: of the process, if the kernel is lost. stopped: the kernel was ended on request."""
+        run_ms = round((time.monotonic() - self.begun) * 1000)
+        status, code, reason, error = self._ending(exited, lost=kernel == "lost", stopped=stopped)
+        self._page()
+        if error is not None and error.traceback:
+            self._append(error)
+        self.stdout.close()
+        self.stderr.close()
+        return Outcome(
+            status=status,
+            exit_code=code,
+            run_ms=run_ms,
+            stdout=self.stdout.text(),
+            stderr=self.stderr.text(),
+            stdout_bytes=self.stdout.size,
+            stderr_bytes=self.stderr.size,
+            truncated=self.stdout.truncated or self.stderr.truncated or self._results.truncated,
+            reason=reason,
+            results=self._results.entries(),
+            error=error,
+            execution_count=self.reply.execution_count if self.reply is not None else None,
+            kernel=kernel,
+        )
+
+    def _ending(
+        self, exited: Exited, *, lost: bool, stopped: bool
+    ) -> tuple[Status, int, Reason | None, UserError | None]:
+        if self.why == "timeout":
+            return "timeout", 124, "timeout" if lost else None, None
+        if stopped:
+            return "cancelled", 130, "restart", None
+        error = self._user_error()
+        if self.why == "interrupted":
+            return "interrupted", 130, "killed" if lost else None, error
+        if lost:
+            if exited.status is None:
+                return "died", 137, "killed", None
+            if exited.status < 0:
+                return "died", 128 - exited.status, "crash", None
+            return "died", exited.status, "exit", None
+        code = self.reply.exit_code if self.reply is not None else None
+        if error is not None:
+            return "error", code or 1, None, error
+        return "ok" if not code else "error", code or 0, None, None
+
+    def _user_error(self) -> UserError | None:
+        """Return the error: of the reply where the kernel is ours, else whichever channel tells one."""
+        told: _Reply | _Error | None = self.reply if self.reply is not None and self.reply.status != "ok" else None
+        if not self._marks and self._error is not None:
+            told = self._error
+        if told is None:
+            return None
+        lines = [_plain(line)[:_MAX_VALUE] for part in told.traceback for line in part.splitlines()]
+        if len(lines) > _MAX_LINES:
+            lines = [*lines[: _MAX_LINES // 2], *lines[-_MAX_LINES // 2 :]]
+        return UserError(_plain(told.ename)[:_MAX_NAME], _plain(told.evalue)[:_MAX_VALUE], lines)
+
+    def _append(self, error: UserError) -> None:
+        """Put the error at the end of stderr, where clients that know nothing of ``error`` find it."""
+        text = "\n".join(error.traceback) + "\n"
+        if error.name == "SystemExit":  # as a program would: a code says nothing, a text is said
+            text = "" if error.value.lstrip("-").isdigit() else error.value + "\n"
+        self.stderr.feed(text.encode())
+
+    def _page(self) -> None:
+        """Print what a foreign kernel meant for a pager."""
+        for payload in self.reply.payload if self.reply is not None else ():
+            try:
+                if msgspec.json.decode(payload.get("source", b"null")) == "page":
+                    data = msgspec.json.decode(payload["data"], type=dict[str, msgspec.Raw])
+                    text = msgspec.json.decode(data["text/plain"], type=str)
+                    self.stdout.feed(_plain(text).encode() + b"\n")
+            except (KeyError, ValueError, msgspec.MsgspecError, RecursionError):
+                continue
+
+    def _came(self, what: str) -> None:
+        self._missing.discard(what)
+        if not self._missing:
+            self.end()
+
+
+def _plain(text: str) -> str:
+    """Return ``text`` without colours and other terminal sequences."""
+    return _ANSI.sub("", text)
+
+
+def _nothing() -> None:
+    """What a timer does that was never set."""

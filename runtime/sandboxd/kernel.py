@@ -1,0 +1,292 @@
+"""One kernel: its process, its pipes and channels, and the execution that runs in it.
+
+Promises: an execution ends when the kernel says so on every way it has (reply, idle, end marks on both pipes), or, if one of
+these fails to come, ``REST_S`` after the reply; or when the process ends; or with the ladder of its timeout. Output
+that comes later goes to the execution it belongs to, while that is remembered, and never to the next one.
+Leaves to ``kernels.py`` when kernels start and which one is meant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from .channels import Channels, Connection, Received
+from .execution import Running
+from .kernelspecs import Kernelspec
+from .ladder import climb, ticks
+from .marks import MarkReader, Pipe
+from .output import PipeReader
+from .processes import Command, Exited, Process, PythonKernel, SpawnError, Zygote
+from .protocol import BootConfig, Execute, Finished, FromSandbox, Progress, Reason
+
+START_S = 20.0
+"""For a kernel to say that it is there. Ours take a tenth of a second, some others several."""
+
+REST_S = 1.0
+"""After the reply, for what belongs to it."""
+
+GONE_S = 1.2
+"""For all processes of a kernel to be gone; ``Process.gone`` answers within a second."""
+
+_PROGRESS_S = 0.25
+_REMEMBERED = 8
+"""Executions of a kernel whose late output is kept."""
+
+
+class KernelStartError(Exception):
+    """The kernel did not start. One sentence for the caller."""
+
+
+class Kernel:
+    """A kernel, from ``start`` to its end.
+
+    gone: called once, in the loop, when it has ended by itself and nothing ran in it. send: takes Progress.
+    fresh: whether nothing has been executed in it yet.
+    """
+
+    def __init__(
+        self,
+        spec: Kernelspec,
+        config: BootConfig,
+        folder: Path,
+        gone: Callable[[Reason], None],
+        send: Callable[[FromSandbox], None],
+    ) -> None:
+        self.fresh = True
+        self._spec = spec
+        self._config = config
+        self._connection = Connection(folder, secrets.token_hex(16))
+        self._gone = gone
+        self._send = send
+        self._number = 0
+        self._running: Running | None = None
+        self._remembered: OrderedDict[int, Running] = OrderedDict()
+        self._ending = False
+        self._loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[Exited] = self._loop.create_future()
+        self._clean: asyncio.Future[bool] = self._loop.create_future()
+        self._watcher: asyncio.Task[None] | None = None
+        self._process: Process
+        self._channels: Channels
+        self._readers: list[PipeReader] = []
+        self._marks: list[MarkReader] = []
+
+    async def start(self, zygote: Zygote, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Start it; return once it answers. Raises KernelStartError; then, or cancelled, nothing of it is left."""
+        try:
+            self._connection.write()
+            self._process = await self._spawn(zygote)
+        except (OSError, SpawnError) as error:
+            self._free()
+            raise KernelStartError(f"the {self._spec.name} kernel could not be started: {error}") from error
+        except BaseException:
+            self._free()
+            raise
+        self._watcher = self._loop.create_task(self._watch(), name=f"kernel {self._process.pid}")
+        try:
+            self._channels = Channels(context, self._connection, self._on_shell, self._on_iopub)
+            async with asyncio.timeout(START_S):
+                await self._unless_exited(self._channels.ready(welcomed=self._spec.forked))
+        except TimeoutError:
+            await self.stop()
+            raise KernelStartError(f"the {self._spec.name} kernel did not answer within {START_S:.0f} s") from None
+        except BaseException:
+            await self.stop()
+            raise
+        if self._exited.done():
+            await self.stop()
+            raise KernelStartError(f"the {self._spec.name} kernel ended while it was starting")
+
+    async def execute(self, message: Execute) -> Finished:
+        """Run ``message`` to its end. Not to be called while another runs. Cancelled: the kernel is killed."""
+        kernel = "new" if self.fresh else "kept"
+        self.fresh = False
+        self._number += 1
+        running = self._running = Running(message, self._number, marks=self._spec.marks)
+        self._remembered[self._number] = running
+        if len(self._remembered) > _REMEMBERED:
+            self._remembered.popitem(last=False)
+        progress = self._loop.call_later(_PROGRESS_S, self._progress, running)
+        since = ticks()
+        try:
+            if self._exited.done():
+                running.over.set_result(None)
+            else:
+                self._request(running)
+            survived = await self._until_over(running, since)
+            self._drain()
+            clean = True if survived else await self._cleaned(running)
+            status = self._exited.result() if self._exited.done() else Exited(None)
+        except BaseException:
+            self._process.kill()
+            raise
+        finally:
+            progress.cancel()
+            running.timer.cancel()
+            self._running = None
+        outcome = running.outcome(kernel if survived else "lost", status, stopped=self._ending)
+        return Finished(message.id, outcome, sandbox_unsafe=not clean)
+
+    def interrupt(self, execution: str) -> bool:
+        """Begin the ladder for ``execution``; False if it does not run here now."""
+        if self._running is None or self._running.message.id != execution:
+            return False
+        self._running.stop("interrupted")
+        return True
+
+    async def stop(self) -> None:
+        """End the kernel and what runs in it; return once its processes are gone or known not to go. Repeatable."""
+        self._ending = True
+        self._process.kill()
+        if self._watcher is not None:
+            await asyncio.wait([self._watcher], timeout=2 * GONE_S)
+
+    async def _spawn(self, zygote: Zygote) -> Process:
+        secret = secrets.token_hex(16)
+        environment = self._config.environment | self._spec.env
+        if self._spec.marks:
+            environment["CELLBOX_MARKS"] = secret
+        file = str(self._connection.file)
+        workspace = self._config.workspace
+        program: PythonKernel | Command
+        if self._spec.forked:
+            program = PythonKernel(file, environment, workspace)
+        else:
+            program = Command(self._spec.command(file), environment, workspace)
+        ends: list[int] = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+        try:
+            pipes: tuple[Pipe, Pipe] = (1, 2)
+            for pipe in pipes:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                ends.append(write)
+                mark = MarkReader(secret, pipe, self)
+                self._marks.append(mark)
+                self._readers.append(PipeReader(read, mark.feed))
+            return await zygote.spawn(program, stdin=ends[0], stdout=ends[1], stderr=ends[2])
+        finally:
+            for end in ends:
+                os.close(end)
+
+    async def _watch(self) -> None:
+        """Notice the end of the process and clean up after it."""
+        self._exited.set_result(await self._process.wait())
+        self._drain()
+        if self._running is not None:
+            self._running.end()
+        elif not self._ending:
+            self._gone(reason(self._exited.result()))
+        self._clean.set_result(await self._process.gone())
+        self._drain()
+        self._free()
+
+    def _free(self) -> None:
+        for reader in self._readers:
+            reader.close()
+        if hasattr(self, "_channels"):
+            self._channels.close()
+        shutil.rmtree(self._connection.folder, ignore_errors=True)
+
+    async def _unless_exited(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do ``work``, but not beyond the end of the process."""
+        task = self._loop.create_task(work, name="kernel start")
+        try:
+            await asyncio.wait([task, self._exited], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _request(self, running: Running) -> None:
+        message = running.message
+        content = {
+            "code": message.code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": False,
+        }
+        cwd = None if message.cwd is None else str(Path(self._config.workspace) / message.cwd)
+        metadata = {"cellbox": {"execution": running.number, "env": message.env, "cwd": cwd}}
+        running.request = self._channels.send("execute_request", content, metadata if self._spec.marks else None)
+        running.begun = time.monotonic()
+        running.timer = self._loop.call_later(message.timeout_s, running.stop, "timeout")
+
+    async def _until_over(self, running: Running, since: int) -> bool:
+        """Wait for the end, by the ladder if it must be; return whether the kernel survived."""
+        await asyncio.wait([running.over, running.stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not running.over.done():
+            await climb(self._process, running.over, since=since, grace_s=running.message.grace_s)
+        return not self._exited.done() and running.over.done() and not self._ending
+
+    async def _cleaned(self, running: Running) -> bool:
+        """Wait until nothing of the kernel is left; return whether that is so."""
+        limit = GONE_S
+        if running.why is not None:  # the answer is due with the grace
+            limit = running.left_s()
+        self._process.kill()
+        await asyncio.wait([self._clean], timeout=max(limit, 0.05))
+        return self._clean.done() and self._clean.result()
+
+    def _drain(self) -> None:
+        for reader in self._readers:
+            reader.drain()
+
+    def _progress(self, running: Running) -> None:
+        if self._running is not running:
+            return
+        self._loop.call_later(_PROGRESS_S, self._progress, running)
+        for name, capture in (("stdout", running.stdout), ("stderr", running.stderr)):
+            text = capture.progress()
+            if text:
+                self._send(Progress(running.message.id, name, text))  # type: ignore[arg-type]
+
+    # --- what the kernel says ---------------------------------------------------------------------------------------
+
+    def _on_shell(self, message: Received) -> None:
+        running = self._running
+        if running is not None and message.parent == running.request:
+            running.on_shell(message)
+            if running.reply is not None:
+                self._loop.call_later(REST_S, running.end)
+
+    def _on_iopub(self, message: Received) -> None:
+        running = self._running
+        if running is not None and message.parent == running.request:
+            running.on_iopub(message)
+
+    def begun(self, pipe: Pipe, execution: int) -> None:
+        """A mark: see ``marks.Heard``. Which execution runs is known here already."""
+
+    def ended(self, pipe: Pipe, execution: int) -> None:
+        """A mark: see ``marks.Heard``."""
+        if self._running is not None and self._running.number == execution:
+            self._running.on_end(pipe)
+
+    def text(self, execution: int, stream: Pipe, data: bytes) -> None:
+        """Marked text: see ``marks.Heard``."""
+        running = self._remembered.get(execution)
+        if running is not None:
+            running.capture(stream).feed(data)
+
+    def raw(self, pipe: Pipe, data: bytes) -> None:
+        """Bytes of nobody in particular: see ``marks.Heard``."""
+        running = self._remembered.get(self._number)
+        if running is not None:
+            running.capture(pipe).feed(data)
+
+
+def reason(exited: Exited) -> Reason:
+    """Return why a kernel that nobody ended has ended."""
+    if exited.status is None:
+        return "killed"
+    return "exit" if exited.status >= 0 else "crash"

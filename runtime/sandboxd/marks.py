@@ -1,0 +1,116 @@
+"""The marks that kernels put into their output: which execution it belongs to, and in which order it came.
+
+A kernel that was given a secret writes, each in one atomic write (at most 4096 bytes):
+
+    ESC ] cellbox ; SECRET ; b ; EXECUTION BEL                   the execution begins (on both pipes)
+    ESC ] cellbox ; SECRET ; e ; EXECUTION BEL                   it has ended (on both pipes)
+    ESC ] cellbox ; SECRET ; t ; EXECUTION ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
+
+EXECUTION is a decimal number. Bytes between marks are of C code or children. Code of a tenant can forge marks: it then
+lies about its own output and no more. What only looks like a mark is output.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Protocol
+
+Pipe = Literal[1, 2]
+
+_LONGEST = 64
+"""Bytes of a mark after the secret: no honest one is longer."""
+
+
+class Heard(Protocol):
+    """What one pipe says, in order. Called from ``MarkReader.feed``."""
+
+    def begun(self, pipe: Pipe, execution: int) -> None:
+        """The execution begins."""
+
+    def ended(self, pipe: Pipe, execution: int) -> None:
+        """The execution has ended."""
+
+    def text(self, execution: int, stream: Pipe, data: bytes) -> None:
+        """Text of an execution, never empty; a character may be split between two calls."""
+
+    def raw(self, pipe: Pipe, data: bytes) -> None:
+        """Bytes without a mark, never empty."""
+
+
+class MarkReader:
+    """Takes the bytes of one pipe of a kernel apart. Holds at most one unfinished mark (about 120 bytes)."""
+
+    def __init__(self, secret: str, pipe: Pipe, heard: Heard) -> None:
+        self._prefix = b"\x1b]cellbox;" + secret.encode() + b";"
+        self._mark = re.compile(re.escape(self._prefix) + rb"(?:([be]);(\d{1,15})|t;(\d{1,15});([12]);(\d{1,4}))\a")
+        self._pipe: Pipe = pipe
+        self._heard = heard
+        self._pending = b""
+        self._owner: tuple[int, Pipe] = (0, pipe)  # of the text that is being read
+        self._missing = 0  # bytes of it that have not come yet
+        self._pieces: list[bytes] = []  # joined, since most come from prints of a few bytes
+
+    def feed(self, data: bytes) -> None:
+        """Hand on what ``data`` says, together with what was unfinished before it."""
+        data = self._pending + data if self._pending else data
+        self._pending = b""
+        at = 0
+        while at < len(data):
+            if self._missing:
+                piece = data[at : at + self._missing]
+                self._pieces.append(piece)
+                self._missing -= len(piece)
+                at += len(piece)
+                continue
+            start = data.find(self._prefix, at)
+            if start < 0:
+                self._rest(data, at)
+                break
+            self._raw(data[at:start])
+            mark = self._mark.match(data, start)
+            if mark is not None:
+                self._marked(mark)
+                at = mark.end()
+            elif len(data) - start < len(self._prefix) + _LONGEST:
+                self._pending = data[start:]
+                break
+            else:
+                at = start + len(self._prefix)
+                self._raw(data[start:at])
+        self._flush()
+
+    def close(self) -> None:
+        """Nothing more comes: what was unfinished is output."""
+        rest, self._pending = self._pending, b""
+        self._raw(rest)
+
+    def _marked(self, mark: re.Match[bytes]) -> None:
+        kind, execution, owner, stream, size = mark.groups()
+        if kind is None:
+            of: tuple[int, Pipe] = (int(owner), 1 if stream == b"1" else 2)
+            if of != self._owner:
+                self._flush()
+                self._owner = of
+            self._missing = int(size)
+            return
+        self._flush()
+        (self._heard.begun if kind == b"b" else self._heard.ended)(self._pipe, int(execution))
+
+    def _rest(self, data: bytes, at: int) -> None:
+        """Hand on all but what may be the beginning of a mark."""
+        escape = data.rfind(b"\x1b", max(at, len(data) - len(self._prefix)))
+        if escape >= 0 and self._prefix.startswith(data[escape:]):
+            self._pending = data[escape:]
+            self._raw(data[at:escape])
+        else:
+            self._raw(data[at:])
+
+    def _raw(self, data: bytes) -> None:
+        if data:
+            self._flush()
+            self._heard.raw(self._pipe, data)
+
+    def _flush(self) -> None:
+        if self._pieces:
+            data, self._pieces = b"".join(self._pieces), []
+            self._heard.text(*self._owner, data)
