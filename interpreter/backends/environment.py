@@ -57,8 +57,8 @@ class Environment:
     """Where the parts lie on the host.
 
     venv: the virtual environment. base: prefix of its base Python. version: of Python, as ``3.11``. tree: the
-    furnished tree, holding ``cellbox/`` (to be ``/opt/cellbox``) and ``etc/``. etc: places under the host's ``/etc`` to be shown at
-    the same place inside, read-only.
+    furnished tree, holding ``cellbox/`` (to be ``/opt/cellbox``) and ``etc/``. etc: places under the host's ``/etc`` to
+    be shown at the same place inside, read-only.
     """
 
     venv: Path

@@ -139,6 +139,10 @@ class BubblewrapBackend(Backend):
         """End what the state files and cgroups of this data root name."""
         return await asyncio.to_thread(self._remove_leftovers)
 
+    def groups_left(self) -> list[str]:
+        """Return the names of the cgroups that there are of this data root's sandboxes."""
+        return sorted(self._cgroups.names(self._prefix)) if self._cgroups else []
+
     async def aclose(self) -> None:
         """End our own tasks."""
         await self._tasks.aclose(within_s=5)

@@ -1,0 +1,157 @@
+"""What every backend promises (interpreter/backends/base.py), on each of them. A new one is done when it passes.
+
+Each test ends with ``House.nothing_left``: no process, cgroup, mount or file of a sandbox is left on the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from interpreter.backends.base import SandboxExit
+from interpreter.backends.bubblewrap.sandbox import BubblewrapSandbox
+from tests.contracts.conftest import BUBBLEWRAP, PROCESS, House, until
+
+every_backend = pytest.mark.parametrize("kind", ["fake", PROCESS, BUBBLEWRAP])
+on_the_host = pytest.mark.parametrize("kind", [PROCESS, BUBBLEWRAP])
+with_limits = pytest.mark.parametrize("kind", [BUBBLEWRAP])
+
+
+@every_backend
+async def test_a_sandbox_runs_until_it_is_stopped(house: House) -> None:
+    sandbox = await house.start("idle")
+    assert (sandbox.stats().processes or 0) >= 1
+    await sandbox.stop()
+    assert (await sandbox.wait()).status == 128 + signal.SIGKILL
+    assert sandbox.stats().processes == 0
+
+
+@every_backend
+async def test_stop_may_be_called_again_and_at_the_same_time(house: House) -> None:
+    sandbox = await house.start("idle")
+    await asyncio.gather(*(sandbox.stop() for _ in range(5)))
+    await sandbox.stop()
+
+
+@every_backend
+async def test_a_cancelled_stop_still_stops(house: House) -> None:
+    sandbox = await house.start("idle")
+    stop = asyncio.get_running_loop().create_task(sandbox.stop())
+    await asyncio.sleep(0)
+    stop.cancel()
+    await asyncio.wait([stop])
+    await asyncio.wait_for(sandbox.wait(), 10)
+
+
+@every_backend
+async def test_many_may_wait_for_the_end_and_ask_again(house: House) -> None:
+    sandbox = await house.start("exits", until_ready=False)
+    ends = await asyncio.wait_for(asyncio.gather(*(sandbox.wait() for _ in range(5))), 10)
+    assert {end.status for end in ends} == {3}
+    assert (await sandbox.wait()).oom is False
+    await sandbox.stop()
+
+
+@every_backend
+async def test_a_cancelled_wait_disturbs_no_other(house: House) -> None:
+    sandbox = await house.start("idle")
+    loop = asyncio.get_running_loop()
+    one, other = loop.create_task(sandbox.wait()), loop.create_task(sandbox.wait())
+    await asyncio.sleep(0)
+    one.cancel()
+    await asyncio.wait([one])
+    await sandbox.stop()
+    assert isinstance(await other, SandboxExit)
+
+
+@on_the_host
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06])
+async def test_a_cancelled_start_leaves_nothing(house: House, after_s: float) -> None:
+    start = asyncio.get_running_loop().create_task(house.backend.start(house.spec()))
+    await asyncio.wait([start], timeout=after_s)
+    start.cancel()
+    await asyncio.wait([start])
+    if not start.cancelled():
+        await start.result().stop()
+
+
+@on_the_host
+@pytest.mark.parametrize("behaviour", ["deaf", "daemons", "stopped"])
+async def test_stop_needs_no_help_from_inside(house: House, behaviour: str) -> None:
+    sandbox = await house.start(behaviour)
+    started = time.monotonic()
+    await sandbox.stop()
+    assert time.monotonic() - started < 3
+    assert house.processes() == set()
+
+
+@on_the_host
+async def test_daemons_end_with_their_sandbox(house: House) -> None:
+    sandbox = await house.start("leaves daemons", until_ready=False)
+    assert (await asyncio.wait_for(sandbox.wait(), 10)).status == 4
+
+
+@on_the_host
+async def test_leftovers_of_an_earlier_service_are_removed(house: House) -> None:
+    sandbox = await house.start("daemons")
+    later = house.make()
+    await later.check()
+    assert await later.remove_leftovers() == 1
+    assert house.processes() == set()
+    assert await later.remove_leftovers() == 0
+    await sandbox.wait()
+    await later.aclose()
+
+
+@with_limits
+async def test_the_memory_limit_kills_and_says_so(house: House) -> None:
+    sandbox = await house.start("memory hog")
+    assert sandbox.stats().oom_kills >= 1
+    assert (sandbox.stats().memory_bytes or 0) < 2**27
+    await sandbox.stop()
+    assert (await sandbox.wait()).oom
+
+
+@with_limits
+async def test_a_fork_bomb_stays_within_its_processes_and_is_ended(house: House) -> None:
+    sandbox = await house.start("fork bomb")
+    await until(lambda: (sandbox.stats().processes or 0) >= 32)
+    assert (sandbox.stats().processes or 0) <= 32 + 48
+    started = time.monotonic()
+    await sandbox.stop()
+    assert time.monotonic() - started < 5
+
+
+@with_limits
+@pytest.mark.parametrize("behaviour", ["idle", "deaf", "daemons", "fork bomb"])
+async def test_a_killed_supervisor_takes_its_sandbox_along(house: House, behaviour: str) -> None:
+    sandbox = await house.start(behaviour)
+    assert isinstance(sandbox, BubblewrapSandbox)
+    os.kill(sandbox.process.pid, signal.SIGKILL)
+    assert (await asyncio.wait_for(sandbox.wait(), 5)).status is None
+
+
+@with_limits
+async def test_a_stuck_supervisor_is_done_without(house: House) -> None:
+    sandbox = await house.start("daemons")
+    assert isinstance(sandbox, BubblewrapSandbox)
+    os.kill(sandbox.process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    await sandbox.stop()
+    assert time.monotonic() - started < 3
+
+
+@with_limits
+async def test_a_sandbox_outlives_the_service_for_the_idle_time_only(house: House) -> None:
+    await house.backend.aclose()
+    house.backend = house.make(idle_s=0.5)
+    await house.backend.check()
+    sandbox = await house.start("daemons")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sandbox.wait(), 1)
+    house.let_go()
+    await asyncio.wait_for(sandbox.wait(), 10)
