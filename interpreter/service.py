@@ -7,14 +7,47 @@ Leaves to http: requests, statuses, authentication; to backends: how a sandbox i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from interpreter.backends.base import Backend, Limits
+from sandboxd.protocol import OutputLimits
+
+from interpreter.backends.base import Backend, BackendError, Limits
+from interpreter.errors import KernelNotFound, ServiceError, ShuttingDown, TooManyExecutions
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest
+from interpreter.executions.run import RunConfig
+from interpreter.executions.runner import Runner
+from interpreter.executions.store import Store
+from interpreter.keys import KernelKey, Key, check_name
+from interpreter.link.connection import LinkLimits
+from interpreter.link.errors import LinkClosed, LinkTimeout
+from interpreter.sandboxes import listings, reaper
+from interpreter.sandboxes.kernels import Kernels
+from interpreter.sandboxes.live import Live
+from interpreter.sandboxes.manager import Manager, SandboxConfig
+from interpreter.sandboxes.table import Table
+from interpreter.scopes.root import DataRoot, Ids
+from interpreter.tasks import Tasks, finish
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+REMOVE_S = 600.0
+"""For removing the data of a scope, which may be millions of files."""
+CLOSE_S = 10.0
+HEALTH_S = 5.0
+KERNEL_STOP_S = 5.0
+"""For a kernel's end beyond the grace, before its sandbox is ended instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,66 +81,148 @@ class ServiceConfig:
 class Interpreter:
     """The service. Made, started, drained and closed by its owner, in one event loop."""
 
-    def __init__(self, config: ServiceConfig, backend: Backend) -> None:
-        raise NotImplementedError
+    def __init__(self, config: ServiceConfig, backend: Backend, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._backend = backend
+        self._clock = clock
+        own = os.geteuid() != 0 or backend.single_tenant
+        ids = Ids(own=own, uid=config.uid, gid=config.gid, base=config.uid_base)
+        self._data = DataRoot(config.data_root, ids, single_tenant=backend.single_tenant)
+        self._table = Table(limit=config.max_sessions, idle_s=config.idle_ttl_s)
+        self._kernels = Kernels(max_queue=config.max_queue, max_kernels=config.max_kernels)
+        self._store = Store(keep_s=config.result_ttl_s)
+        self._manager = Manager(
+            backend,
+            self._data,
+            self._table,
+            self._kernels,
+            SandboxConfig(
+                limits=config.limits,
+                link=LinkLimits.of(output_bytes=config.output_bytes, result_bytes=config.result_bytes),
+                environment=config.environment,
+                start_s=config.start_timeout_s,
+            ),
+            clock=clock,
+        )
+        output = OutputLimits(text=config.output_bytes, results=config.result_bytes, spill=config.spill_bytes)
+        self._runner = Runner(
+            self._table,
+            self._kernels,
+            self._manager,
+            self._store,
+            RunConfig(grace_s=config.grace_s, output=output, kernel_start_s=config.start_timeout_s),
+            clock=clock,
+        )
+        self._tasks = Tasks()
+        self._draining = False
 
     async def start(self) -> list[str]:
         """Lock the data root, check the backend, remove leftovers, begin reaping; return warnings for the operator.
 
-        Raises DataRootLocked (interpreter.scopes.root) naming the other service, BackendUnavailable (backends.base).
+        Raises DataRootError (interpreter.scopes.root; a locked one names the other service's pid), BackendUnavailable
+        (backends.base). A start that failed has freed everything.
         """
-        raise NotImplementedError
+        await finish(asyncio.to_thread(self._data.open), within_s=REMOVE_S)
+        try:
+            warnings = await self._backend.check()
+            await self._backend.remove_leftovers()
+        except BaseException:
+            self._data.close()
+            raise
+        self._tasks.start(reaper.run(self._table, self._manager, self._clock), name="reaper")
+        return warnings
 
     async def drain(self) -> None:
         """Take no new work (``shutting_down``) and wait for what runs, at most ``drain_timeout_s``."""
-        raise NotImplementedError
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                await _all_finished(self._store.active())
 
     async def aclose(self) -> None:
-        """End everything: executions, sandboxes, tasks, the lock. May be called twice."""
-        raise NotImplementedError
+        """End everything: executions, sandboxes, tasks, the lock; the backend too. May be called twice."""
+        self._draining = True
+        for execution in self._store.active():
+            self._runner.end(execution, "deleted")
+        await self._manager.aclose()
+        await self._runner.aclose(within_s=CLOSE_S)
+        await self._tasks.aclose(within_s=CLOSE_S)
+        await self._backend.aclose()
+        self._data.close()
 
     def submit(self, request: ExecRequest) -> Execution:
         """Begin to run ``request`` and return its execution, or the first one with the same ``execution_id``.
 
-        Raises ServiceError at once where it cannot be taken; nothing waits here.
+        Raises ServiceError at once where it cannot be taken; nothing waits here. Names are checked here, once more.
         """
-        raise NotImplementedError
+        Key.of(request.scope, request.session)
+        check_name("context", request.context)
+        if request.execution_id is not None:
+            check_name("execution_id", request.execution_id)
+        if (first := self._store.known(request, self._clock())) is not None:
+            return first
+        if self._draining:
+            raise ShuttingDown("The service is stopping and takes no new work.", retry_after_s=5.0)
+        if self._store.active_count() >= self._config.max_concurrent:
+            raise TooManyExecutions(
+                f"{self._config.max_concurrent} executions are queued or running, which is the limit.",
+                retry_after_s=1.0,
+            )
+        return self._runner.begin(request)
 
     async def settle(self, execution: Execution) -> Answer:
         """Return the answer of ``execution``. Raises ServiceError if it never ran. Cancelling this wait cancels nothing."""
-        raise NotImplementedError
+        return await execution.finished()
 
     def execution(self, execution_id: str, scope: str | None) -> Execution:
         """Return a kept execution. scope: needed for ids that callers made. Raises ExecutionNotFound."""
-        raise NotImplementedError
+        return self._store.get(execution_id, scope, self._clock())
 
     def cancel(self, execution: Execution) -> None:
         """End it: a queued one never runs, a running one is interrupted or killed. Nothing if it has finished."""
-        raise NotImplementedError
+        self._runner.end(execution, "cancel")
 
     def scopes(self) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes``: scopes that have data or a sandbox."""
-        raise NotImplementedError
+        running = {row.key.scope for row in self._table.rows()}
+        return [{"scope": scope} for scope in sorted(running.union(self._data.scopes()))]
 
     def sessions(self, scope: str) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes/{scope}/sessions``: the sandboxes of ``scope``."""
-        raise NotImplementedError
+        check_name("scope", scope)
+        lives = [self._manager.get(row.key) for row in self._table.rows(scope)]
+        return [self._session(live) for live in lives if live is not None]
 
     def kernels(self, scope: str, session: str | None) -> list[dict[str, Any]]:
-        """Return the entries of ``GET /v1/kernels/{scope}``: the live kernels."""
-        raise NotImplementedError
+        """Return the entries of ``GET /v1/kernels/{scope}``: the kernels that run, or are about to."""
+        return [listings.kernel(kernel) for kernel in self._kernels.of(Key.of(scope, session))]
 
     async def interrupt_kernel(self, scope: str, session: str | None, language: str, context: str) -> dict[str, Any]:
         """Interrupt what runs in a kernel: ``{"interrupted": bool}``. Raises KernelNotFound."""
-        raise NotImplementedError
+        key, name = Key.of(scope, session), KernelKey(language, context)
+        kernel = self._kernels.get(key, name)
+        if kernel is None or not (kernel.alive or kernel.wanted):
+            raise KernelNotFound("No such kernel is running.")
+        running = self._runner.running(key, name)
+        if running is not None:
+            self._runner.end(running, "cancel")
+        return {"interrupted": running is not None}
 
     async def restart_kernel(self, scope: str, session: str | None, language: str, context: str) -> dict[str, Any]:
-        """Restart a kernel, ending what runs and waits in it as ``cancelled``: ``{"restarted": true}``. Raises KernelNotFound."""
-        raise NotImplementedError
+        """Restart a kernel, ending what runs and waits in it (``cancelled``): ``{"restarted": true}``.
+
+        Raises KernelNotFound.
+        """
+        key, name = Key.of(scope, session), KernelKey(language, context)
+        if not await self._shielded(self._stop_kernel(key, name, "restart"), "restart kernel"):
+            raise KernelNotFound("No such kernel is running.")
+        return {"restarted": True}
 
     async def delete_kernel(self, scope: str, session: str | None, language: str, context: str) -> dict[str, Any]:
         """End a kernel and what runs and waits in it (``cancelled``): ``{"removed": 0 or 1, "purged": False}``."""
-        raise NotImplementedError
+        key, name = Key.of(scope, session), KernelKey(language, context)
+        existed = await self._shielded(self._stop_kernel(key, name, "deleted"), "delete kernel")
+        return {"removed": int(existed), "purged": False}
 
     async def remove_session(
         self, scope: str, session: str, *, purge: bool = False, force: bool = False
@@ -116,16 +231,118 @@ class Interpreter:
 
         Raises SessionBusy while something is queued or running there, unless ``force``.
         """
-        raise NotImplementedError
+        key = Key.of(scope, check_name("session", session))
+        return await self._shielded(self._remove([key], purge=purge, force=force), "remove session")
 
     async def remove_sandbox(self, scope: str, *, force: bool = False) -> dict[str, Any]:
         """Remove the session-less sandbox; otherwise as ``remove_session``."""
-        raise NotImplementedError
+        return await self._shielded(self._remove([Key.of(scope, None)], purge=False, force=force), "remove sandbox")
 
     async def remove_scope(self, scope: str, *, purge: bool = False, force: bool = False) -> dict[str, Any]:
         """Remove all sandboxes of ``scope``, and all its data if ``purge``; otherwise as ``remove_session``."""
-        raise NotImplementedError
+        check_name("scope", scope)
+        keys = sorted({*self._table.keys(scope), *self._kernels.keys(scope)}, key=lambda key: key.session or "")
+        return await self._shielded(self._remove(keys, purge=purge, force=force, scope=scope), "remove scope")
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether sandboxes can be served, and ``{"status": "ok"|"unavailable", "runtime": …}``, with ``message`` if not."""
-        raise NotImplementedError
+        """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not."""
+        about: dict[str, Any] = {"status": "ok", "runtime": self._backend.name}
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                await self._backend.check()
+        except (BackendError, TimeoutError) as error:
+            return False, {**about, "status": "unavailable", "message": str(error) or "The runtime does not answer."}
+        return True, about
+
+    async def _remove(self, keys: list[Key], *, purge: bool, force: bool, scope: str | None = None) -> dict[str, Any]:
+        """Remove sandboxes. Decided before the first wait: who comes later gets a fresh sandbox, after the purge."""
+        rows = self._table.removable(keys, force=force)
+        ended = [execution for key in keys for execution in self._store.active(key)]
+        for execution in ended:
+            self._runner.end(execution, "deleted")
+        lives = [live for row in rows if (live := self._manager.get(row.key)) is not None]
+        for live in lives:
+            self._manager.stop(live, "deleted")
+        for key in keys:
+            self._kernels.ended_by_owner(key)
+        async with self._manager.held(scope or frozenset(keys)):
+            await self._manager.gone(lives)
+            await _all_finished(ended)
+            if not purge:
+                return {"removed": len(lives), "purged": False}
+            for key in keys:
+                self._kernels.forget(key)
+                self._store.forget(key.scope, key.session)
+            if scope is not None:
+                self._store.forget(scope)
+            await finish(asyncio.to_thread(self._move_away, keys, scope), within_s=REMOVE_S)
+        purged = await finish(asyncio.to_thread(self._data.sweep), within_s=REMOVE_S)
+        if not purged:
+            log.warning("not all of a purged directory could be removed yet", extra={"scope": scope or keys[0].scope})
+        return {"removed": len(lives), "purged": purged}
+
+    def _move_away(self, keys: list[Key], scope: str | None) -> None:
+        if scope is not None:
+            self._data.purge_scope(scope)
+        else:
+            for key in keys:
+                self._data.purge_session(key)
+
+    async def _stop_kernel(self, key: Key, name: KernelKey, how: Literal["deleted", "restart"]) -> bool:
+        """End a kernel, and start it anew for a restart; whether there was one. Its queue stands still meanwhile."""
+        kernel, live = self._kernels.get(key, name), self._manager.get(key)
+        if kernel is None or not (kernel.alive or kernel.wanted):
+            self._kernels.ended_by_owner(key, name)
+            return False
+        for execution in self._runner.of_kernel(key, name):
+            self._runner.end(execution, how)
+        limit_s = self._config.grace_s + (self._config.start_timeout_s if how == "restart" else KERNEL_STOP_S)
+        ticket = f"{how}/{secrets.token_hex(8)}"
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._runner.turn(key, name, ticket, within_s=limit_s), name="turn")
+                if live is not None and live.hello is not None:
+                    group.create_task(
+                        self._stop_in(live, name, restart=how == "restart", within_s=limit_s), name="stop"
+                    )
+        finally:
+            self._kernels.ended_by_owner(key, name)
+            if how == "restart" and live is not None and live.hello is not None and not live.over.is_set():
+                self._kernels.restarted(key, name, live.row.id, time.time())
+            self._runner.leave(key, name, ticket)
+        return True
+
+    async def _stop_in(self, live: Live, name: KernelKey, *, restart: bool, within_s: float) -> None:
+        """Tell a sandbox to end a kernel; a sandbox that does not is ended itself."""
+        try:
+            await live.connection.stop_kernel(name.language, name.context, restart=restart, within_s=within_s)
+        except LinkTimeout:
+            self._manager.stop(live, "killed")
+        except LinkClosed:
+            log.info("a sandbox ended before its kernel", extra={"sandbox": live.row.id})
+
+    def _session(self, live: Live) -> dict[str, Any]:
+        key, row = live.row.key, live.row
+        leased, stats = self._table.leased(key), live.stats()
+        used_at = time.time() - (self._clock() - row.used_at)
+        return {
+            "session": key.session,
+            "state": "starting" if row.phase == "starting" else "busy" if leased else "idle",
+            "backend": self._backend.name,
+            "started_at": listings.at(live.started_at.timestamp()),
+            "last_used_at": listings.at(used_at),
+            "expires_at": None if leased else listings.at(used_at + self._config.idle_ttl_s),
+            "kernels": [listings.kernel(kernel) for kernel in self._kernels.of(key)],
+            "memory_bytes": None if stats is None else stats.memory_bytes,
+        }
+
+    async def _shielded(self, work: Coroutine[Any, Any, _T], name: str) -> _T:
+        """Do ``work`` to its end also when its caller goes away."""
+        return await asyncio.shield(self._tasks.start(work, name=name, expected=ServiceError))
+
+
+async def _all_finished(executions: list[Execution]) -> None:
+    """Wait until all have ended, whichever way."""
+    for execution in executions:
+        with contextlib.suppress(ServiceError):
+            await execution.finished()

@@ -23,11 +23,20 @@ class Tasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
-        """Start ``work`` now and keep it until it ends. A failure is logged, also if nobody awaits the task."""
+    def start(
+        self,
+        work: Coroutine[Any, Any, _T],
+        *,
+        name: str,
+        expected: type[Exception] | tuple[type[Exception], ...] = (),
+    ) -> asyncio.Task[_T]:
+        """Start ``work`` now and keep it until it ends. A failure is logged, also if nobody awaits the task.
+
+        expected: failures that are an answer to whoever awaits the task, and no fault.
+        """
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(lambda ended: self._ended(ended, expected))
         return task
 
     def __len__(self) -> int:
@@ -43,9 +52,9 @@ class Tasks:
             for task in left:
                 log.error("a task did not end", extra={"task": task.get_name()})
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, task: asyncio.Task[Any], expected: type[Exception] | tuple[type[Exception], ...]) -> None:
         self._running.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, expected):
             log.error("a task failed", extra={"task": task.get_name()}, exc_info=error)
 
 

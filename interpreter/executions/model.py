@@ -1,7 +1,7 @@
 """What an execution is asked, and how its end inside the sandbox becomes the answer that the caller gets.
 
 Plain values and functions: no waiting, no clock, no I/O.
-Leaves to kernels.py (sandboxes) what became of the kernel, and to http the shape of requests.
+Leaves to sandboxes/kernels.py what became of the kernel, and to http the shape of requests.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from msgspec import Raw, Struct
 from sandboxd.protocol import Outcome, Reason, Result, Status
 
 from interpreter.keys import KernelKey, Key
+from interpreter.sandboxes.kernels import Life, State
 
 Phase = Literal["queued", "running", "finished"]
-State = Literal["new", "kept", "lost"]
 
 MAX_JSON_DEPTH = 100
 """Deeper JSON kinds are left out: several JSON readers of clients end at a depth of some hundreds."""
@@ -125,15 +125,6 @@ class Answer(Struct, frozen=True):
 
 _NOT_IN_SUMMARY = ("stdout", "stderr", "results", "execution_id")
 _json = msgspec.json.Encoder()
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """What an answer says of its kernel. reason: why it was lost, if ``state`` says so."""
-
-    state: State | None = None
-    generation: int | None = None
-    reason: Reason | None = None
 
 
 def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life, timing: Timing) -> Answer:

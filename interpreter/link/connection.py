@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from interpreter.link.budget import Budget
-from interpreter.link.errors import LinkClosed, LinkTimeout
 from sandboxd.protocol import (
     VERSION,
     Cancel,
@@ -42,6 +40,9 @@ from sandboxd.protocol import (
     encode,
     read_frame,
 )
+
+from interpreter.link.budget import Budget
+from interpreter.link.errors import LinkClosed, LinkTimeout
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ import os
 import socket
 from pathlib import Path
 
-from interpreter.link.errors import LinkTimeout
 from sandboxd.protocol import LINK_SOCKET
+
+from interpreter.link.errors import LinkTimeout
 
 
 class Listener:

@@ -13,16 +13,26 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sandboxd.protocol import Reason
+
 from interpreter.backends.base import SandboxId
 from interpreter.errors import QueueFull, TooManyKernels
-from interpreter.executions.model import Life
 from interpreter.keys import KernelKey, Key
-from sandboxd.protocol import Reason
 
 MAX_REMEMBERED = 10_000
 """Kernels that are known, running or not. Past it those that have been gone longest are forgotten."""
 
-Told = Literal["new", "kept", "lost"] | None
+State = Literal["new", "kept", "lost"]
+Told = State | None
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What an answer says of its kernel; all None for a stateless run. reason: why it was lost, if ``state`` says so."""
+
+    state: State | None = None
+    generation: int | None = None
+    reason: Reason | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -69,8 +79,11 @@ class Kernels:
         """Return the kernels of one sandbox that run or are wanted."""
         return [k for (owner, _), k in self._kernels.items() if owner == key and (k.alive or k.wanted)]
 
-    def join(self, key: Key, name: KernelKey, ticket: str) -> bool:
-        """Take a place in the queue; True if it is ``ticket``'s turn now. Raises QueueFull, TooManyKernels."""
+    def join(self, key: Key, name: KernelKey, ticket: str, *, first: bool = False) -> bool:
+        """Take a place in the queue; True if it is ``ticket``'s turn now. Raises QueueFull, TooManyKernels.
+
+        first: before all others that wait, and there is always room.
+        """
         kernel = self._kernels.get((key, name))
         if kernel is None or not (kernel.alive or kernel.wanted):
             if len(self.of(key)) >= self.max_kernels:
@@ -84,6 +97,9 @@ class Kernels:
         if kernel.running is None and not kernel.waiting:
             kernel.running = ticket
             return True
+        if first:
+            kernel.waiting.appendleft(ticket)
+            return False
         if len(kernel.waiting) >= self.max_queue:
             raise QueueFull(f"{self.max_queue} executions wait for this kernel.", retry_after_s=1.0)
         kernel.waiting.append(ticket)
@@ -99,7 +115,9 @@ class Kernels:
         kernel.running = kernel.waiting.popleft() if kernel.waiting else None
         return kernel.running
 
-    def ran(self, key: Key, name: KernelKey, sandbox: SandboxId, told: Told, reason: Reason | None, now: float) -> Life:
+    def ran(
+        self, key: Key, name: KernelKey, sandbox: SandboxId, *, told: Told, reason: Reason | None, now: float
+    ) -> Life:
         """Say what an execution that ran in ``sandbox`` has told of its kernel; return what its answer says.
 
         told: as in ``Outcome.kernel``; None counts as kept. reason: why the kernel is lost, if it is.

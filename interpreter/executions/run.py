@@ -1,0 +1,197 @@
+"""One execution's time in the sandbox: sent over the link, watched by our clock, ended from outside if need be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from sandboxd.protocol import Execute, Finished, Outcome, OutputLimits, Reason, Refused
+
+from interpreter.errors import KernelStartFailed
+from interpreter.executions.execution import Execution
+from interpreter.executions.model import ExecRequest, ended
+from interpreter.link.connection import Pending
+from interpreter.link.errors import LinkClosed
+from interpreter.sandboxes.live import Live
+from interpreter.tasks import Tasks
+
+MARGIN_S = 0.2
+"""After timeout and grace. Answers come by timeout + grace + 0.3 s, so this leaves a tenth for the way back."""
+OVER_S = 5.0
+"""In which the end of a sandbox is known after its link has ended."""
+
+How = Literal["cancel", "deleted", "restart"]
+"""Why an execution is ended before its time: by its caller, with its kernel or sandbox, for a restart of its kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """grace_s: from the interrupt to the end of a kernel. kernel_start_s: until a kernel must have started."""
+
+    grace_s: float
+    output: OutputLimits
+    kernel_start_s: float = 30.0
+
+
+class Work:
+    """One execution being worked on. nudge: set whenever there may be something new for its task."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self.how: How | None = None
+        self.turn = False
+        self.nudge = asyncio.Event()
+
+
+class Run:
+    """One execution in one sandbox. began: when its code began, on the monotonic clock.
+
+    stop: ends the sandbox from outside, without waiting. tasks: own what is sent on the side.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        live: Live,
+        config: RunConfig,
+        *,
+        stop: Callable[[Live, Reason], None],
+        tasks: Tasks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._work = work
+        self._live = live
+        self._config = config
+        self._stop = stop
+        self._tasks = tasks
+        self._clock = clock
+        # Not the execution's own id: callers may use one again, and what comes late for the first is not the second's.
+        self._link_id = secrets.token_hex(16)
+        self.began = clock()
+        self._mark = live.oom_mark()
+
+    async def finished(self) -> Finished | Refused:
+        """Return how it ended, told by the sandbox or decided by us."""
+        request, connection = self._work.execution.request, self._live.connection
+        try:
+            pending = await connection.execute(_execute(self._link_id, request, self._config))
+        except LinkClosed:
+            return await self._sandbox_gone("", "")
+        try:
+            await self._wait(pending)
+            if pending.end.done():
+                end = pending.end.result()
+                if isinstance(end, Refused):
+                    return end
+                elapsed_s = self._clock() - self.began
+                return Finished(
+                    id=end.id,
+                    outcome=self._settled(end.outcome, elapsed_s),
+                    sandbox_unsafe=end.sandbox_unsafe,
+                )
+            return self._overdue(pending)
+        except LinkClosed:
+            return await self._sandbox_gone(pending.text("stdout"), pending.text("stderr"))
+        finally:
+            connection.forget(self._link_id)
+
+    async def _wait(self, pending: Pending) -> None:
+        """Return when the end is there, or when it should have been."""
+        work = self._work
+        request, grace_s = work.execution.request, self._config.grace_s
+        work.nudge = pending.changed
+        preparing, asked_at = False, None
+        while not pending.end.done():
+            if preparing and not pending.starting:
+                self.began = self._clock()
+            preparing = pending.starting
+            if work.how is not None and asked_at is None:
+                asked_at = self._clock()
+                if work.how == "cancel":
+                    self._tasks.start(self._cancel(), name=f"cancel {work.execution.id}")
+            limits = [
+                self.began + (self._config.kernel_start_s if preparing else request.timeout_s + grace_s + MARGIN_S)
+            ]
+            if asked_at is not None:
+                limits.append(asked_at + grace_s + MARGIN_S)
+            pending.changed.clear()
+            left_s = min(limits) - self._clock()
+            if left_s <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await pending.changed.wait()
+
+    async def _cancel(self) -> None:
+        with contextlib.suppress(LinkClosed):
+            await self._live.connection.cancel(self._link_id)
+
+    def _settled(self, outcome: Outcome, elapsed_s: float) -> Outcome:
+        """Return ``outcome`` as we see it: memory is told from crash, and who asked for the end from how it went."""
+        status, reason, exit_code, how = outcome.status, outcome.reason, outcome.exit_code, self._work.how
+        killed = exit_code == 137 if status == "error" else status == "died" and reason in ("killed", "crash")
+        if killed and self._live.oom_since(self._mark):
+            status, reason, exit_code = "died", "oom", 137
+        elif how is not None and status in ("interrupted", "cancelled"):
+            status, exit_code = ("interrupted" if how == "cancel" else "cancelled"), 130
+            reason = reason if how == "cancel" else how
+        elif status == "timeout" and outcome.kernel == "lost":
+            reason = "timeout"
+        run_ms = min(outcome.run_ms, milliseconds(elapsed_s) + 1)
+        return msgspec.structs.replace(outcome, status=status, reason=reason, exit_code=exit_code, run_ms=run_ms)
+
+    def _overdue(self, pending: Pending) -> Finished:
+        """End the sandbox for an execution that is not over in time, and say so without waiting."""
+        self._stop(self._live, "killed")
+        if pending.starting and self._work.how is None:
+            raise KernelStartFailed("The kernel did not start in time.", retry_after_s=1.0)
+        return self._ended(pending.text("stdout"), pending.text("stderr"), "timeout", "timeout")
+
+    async def _sandbox_gone(self, stdout: str, stderr: str) -> Finished:
+        """Say how it ended with its sandbox, once that is known."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OVER_S):
+                await self._live.over.wait()
+        return self._ended(stdout, stderr, "died", self._live.reason or "crash")
+
+    def _ended(self, stdout: str, stderr: str, status: Literal["timeout", "died"], reason: Reason) -> Finished:
+        how, request = self._work.how, self._work.execution.request
+        run_ms = milliseconds(self._clock() - self.began)
+        outcome = ended(request, status, run_ms=run_ms, stdout=stdout, stderr=stderr, reason=reason)
+        if how is not None:
+            outcome = ended(
+                request,
+                "interrupted" if how == "cancel" else "cancelled",
+                run_ms=run_ms,
+                stdout=stdout,
+                stderr=stderr,
+                reason=reason if how == "cancel" else how,
+            )
+        told: Literal["lost"] | None = "lost" if request.stateful else None
+        return Finished(id=self._link_id, outcome=msgspec.structs.replace(outcome, kernel=told))
+
+
+def _execute(link_id: str, request: ExecRequest, config: RunConfig) -> Execute:
+    return Execute(
+        id=link_id,
+        language=request.language,
+        code=request.code,
+        timeout_s=request.timeout_s,
+        grace_s=config.grace_s,
+        limits=config.output,
+        stateful=request.stateful,
+        context=request.context,
+        env=dict(request.env),
+        cwd=request.cwd,
+        stdin=request.stdin,
+    )
+
+
+def milliseconds(seconds: float) -> int:
+    """Return whole milliseconds, never negative."""
+    return max(0, round(seconds * 1000))

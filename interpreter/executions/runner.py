@@ -1,0 +1,249 @@
+"""The work of running executions: a turn at the kernel, a sandbox, the link, the answer.
+
+Promises: each execution is one task of this object and ends exactly once. What ends it is decided by our clocks, never by the
+sandbox alone: a run that is not over at its timeout, the grace and a margin costs the whole sandbox, and the answer does
+not wait for that. An execution that is ended while it waits never runs. Its lease and its place in the queue are given back
+before its end is told.
+Leaves to sandboxd: the timeout itself, as long as it does its part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from sandboxd.protocol import Outcome, Reason, Refused
+
+from interpreter.errors import (
+    CwdNotFound,
+    InternalError,
+    KernelStartFailed,
+    QueueTimeout,
+    RunStartFailed,
+    ServiceError,
+    UnknownLanguage,
+    UnsupportedField,
+)
+from interpreter.executions.execution import Execution
+from interpreter.executions.model import Answer, ExecRequest, Timing, answer, ended
+from interpreter.executions.run import How, Run, RunConfig, Work, milliseconds
+from interpreter.executions.store import Store
+from interpreter.keys import NAME, KernelKey, Key
+from interpreter.sandboxes.kernels import Kernels, Life, Told
+from interpreter.sandboxes.live import Live
+from interpreter.sandboxes.manager import Manager
+from interpreter.sandboxes.table import Table
+from interpreter.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs executions."""
+
+    def __init__(
+        self,
+        table: Table,
+        kernels: Kernels,
+        manager: Manager,
+        store: Store,
+        config: RunConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._table = table
+        self._kernels = kernels
+        self._manager = manager
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._wall = wall
+        self._tasks = Tasks()
+        self._works: dict[str, Work] = {}
+        self._turns: dict[str, Callable[[], None]] = {}
+
+    def begin(self, request: ExecRequest) -> Execution:
+        """Take ``request`` in and work on it. Raises TooManySessions, QueueFull, TooManyKernels; then nothing has happened."""
+        self._table.enter(request.key, self._clock())
+        execution = self._store.add(request)
+        work, ticket = Work(execution), _ticket(execution)
+        try:
+            work.turn = request.kernel is None or self._kernels.join(request.key, request.kernel, ticket)
+        except ServiceError:
+            self._store.drop(execution)
+            self._table.leave(request.key, self._clock())
+            raise
+        self._works[ticket] = work
+        self._turns[ticket] = lambda: _your_turn(work)
+        self._tasks.start(self._work(work), name=f"execution {execution.id}")
+        return execution
+
+    def end(self, execution: Execution, how: How) -> None:
+        """End it: while it waits it never runs, while it runs it is interrupted or killed. Nothing once it has finished."""
+        work = self._works.get(_ticket(execution))
+        if work is not None and work.how is None:
+            work.how = how
+            if execution.phase == "queued" and (kernel := execution.request.kernel) is not None and not work.turn:
+                self._kernels.leave(execution.request.key, kernel, _ticket(execution))
+            work.nudge.set()
+
+    def running(self, key: Key, kernel: KernelKey) -> Execution | None:
+        """Return the execution whose turn it is at a kernel."""
+        known = self._kernels.get(key, kernel)
+        work = None if known is None or known.running is None else self._works.get(known.running)
+        return None if work is None else work.execution
+
+    def of_kernel(self, key: Key, kernel: KernelKey) -> list[Execution]:
+        """Return what runs and waits in a kernel."""
+        works = (work.execution for work in self._works.values())
+        return [e for e in works if e.request.key == key and e.request.kernel == kernel]
+
+    async def turn(self, key: Key, kernel: KernelKey, ticket: str, *, within_s: float) -> None:
+        """Wait for the next turn at a kernel, for something that is no execution; at most ``within_s`` seconds.
+
+        ``leave`` it in any case.
+        """
+        mine = asyncio.Event()
+        self._turns[ticket] = mine.set
+        if not self._kernels.join(key, kernel, ticket, first=True):
+            try:
+                async with asyncio.timeout(within_s):
+                    await mine.wait()
+            except TimeoutError:
+                log.warning("a kernel's turn did not end", extra={"scope": key.scope, "session": key.session})
+
+    def leave(self, key: Key, kernel: KernelKey, ticket: str) -> None:
+        """Give a turn, or the wait for it, to the next one."""
+        self._turns.pop(ticket, None)
+        following = self._kernels.leave(key, kernel, ticket)
+        if following is not None and following in self._turns:
+            self._turns[following]()
+
+    async def aclose(self, *, within_s: float) -> None:
+        """Cancel what is still being worked on and wait for it. May be called twice."""
+        await self._tasks.aclose(within_s=within_s)
+
+    async def _work(self, work: Work) -> None:
+        execution = work.execution
+        result: Answer | ServiceError = InternalError("The service was stopped.")
+        try:
+            result = await self._result(work)
+        except ServiceError as error:
+            result = error
+        except Exception as error:
+            log.error("an execution failed for a fault of ours", exc_info=error, extra={"execution": execution.id})
+            result = InternalError("The execution failed, for a fault of ours.")
+        finally:
+            if execution.request.kernel is not None:
+                self.leave(execution.request.key, execution.request.kernel, _ticket(execution))
+            self._turns.pop(_ticket(execution), None)
+            self._table.leave(execution.request.key, self._clock())
+            del self._works[_ticket(execution)]
+            execution.end(result, self._clock())
+            self._store.finished(execution, self._clock())
+            log.info("execution ended", extra=_fields(execution, result))
+
+    async def _result(self, work: Work) -> Answer:
+        """Run it; raise ServiceError if it never ran."""
+        request, began = work.execution.request, self._clock()
+        await self._wait_for_turn(work, began + request.queue_timeout_s)
+        turn = self._clock()
+        live = None if work.how else await self._sandbox(work)
+        if live is None:
+            reason: Reason | None = None if work.how == "cancel" else work.how
+            timing = Timing(queued_ms=milliseconds(turn - began), started_ms=milliseconds(self._clock() - turn))
+            return answer(work.execution.id, request, ended(request, "cancelled", reason=reason), Life(), timing)
+        work.execution.running()
+        run = Run(work, live, self._config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock)
+        finished = await run.finished()
+        if isinstance(finished, Refused):
+            raise _refused(request, finished, live)
+        outcome = finished.outcome
+        life = self._life(request, live, outcome)
+        if finished.sandbox_unsafe:
+            self._manager.stop(live, "killed")
+        elif live.reason is not None:
+            self._kernels.sandbox_gone(request.key, live.row.id, live.reason)
+        if life.state is not None and life.state != "kept":
+            state = "died" if outcome.kernel == "lost" else "restarted" if life.state == "lost" else "started"
+            work.execution.events.add("kernel", state=state, reason=life.reason, generation=life.generation)
+        timing = Timing(milliseconds(turn - began), milliseconds(run.began - turn), outcome.run_ms)
+        return answer(work.execution.id, request, outcome, life, timing)
+
+    async def _wait_for_turn(self, work: Work, until: float) -> None:
+        try:
+            async with asyncio.timeout(until - self._clock()):
+                while not (work.turn or work.how):
+                    work.nudge.clear()
+                    await work.nudge.wait()
+        except TimeoutError:
+            raise QueueTimeout(
+                "The kernel was busy for all of queue_timeout; nothing has run.", retry_after_s=1.0
+            ) from None
+
+    async def _sandbox(self, work: Work) -> Live | None:
+        """Return a working sandbox, or None once the execution is to end. Raises ServiceError."""
+        live = self._manager.get(work.execution.request.key)
+        if live is not None and live.started.done() and not live.over.is_set():
+            return live
+        ready = asyncio.get_running_loop().create_task(self._manager.ready(work.execution.request.key), name="ready")
+        ready.add_done_callback(lambda _task: work.nudge.set())
+        try:
+            while not (ready.done() or work.how):
+                work.nudge.clear()
+                await work.nudge.wait()
+            return None if work.how else ready.result()
+        finally:
+            ready.cancel()
+            await asyncio.wait([ready])
+            if not ready.cancelled():
+                ready.exception()
+
+    def _life(self, request: ExecRequest, live: Live, outcome: Outcome) -> Life:
+        if request.kernel is None:
+            return Life()
+        told: Told = outcome.kernel
+        if outcome.status == "died" or (live.over.is_set() and outcome.kernel is None):
+            told = "lost"
+        return self._kernels.ran(
+            request.key, request.kernel, live.row.id, told=told, reason=outcome.reason, now=self._wall()
+        )
+
+
+def _your_turn(work: Work) -> None:
+    work.turn = True
+    work.nudge.set()
+
+
+def _ticket(execution: Execution) -> str:
+    """Return its name in queues. With the scope: two callers may have chosen the same id."""
+    return f"{execution.scope}/{execution.id}"
+
+
+def _refused(request: ExecRequest, refused: Refused, live: Live) -> ServiceError:
+    text = "".join(c if c.isprintable() else " " for c in refused.message[:300])
+    match refused.code:
+        case "cwd_not_found":
+            return CwdNotFound(text)
+        case "unsupported_field":
+            return UnsupportedField(text)
+        case "kernel_start_failed":
+            return KernelStartFailed(text, retry_after_s=1.0)
+        case "run_start_failed":
+            return RunStartFailed(text, retry_after_s=1.0)
+        case "unknown_language":
+            hello = live.hello
+            there = [] if hello is None else hello.kernels if request.stateful else hello.stateless
+            names = ", ".join(sorted(name for name in there if NAME.fullmatch(name)))
+            return UnknownLanguage(f"language {request.language[:64]!r} is not there; there are: {names}")
+
+
+def _fields(execution: Execution, result: Answer | ServiceError) -> dict[str, object]:
+    fields: dict[str, object] = {"scope": execution.scope, "session": execution.session, "execution": execution.id}
+    if isinstance(result, ServiceError):
+        return {**fields, "status": "refused", "reason": result.code}
+    sizes = {"outputs": len(result.results), "output_bytes": sum(result.output_bytes.values())}
+    return {**fields, "status": result.status, "reason": result.reason, "elapsed_ms": result.duration_ms, **sizes}

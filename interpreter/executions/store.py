@@ -1,0 +1,107 @@
+"""Which executions are known, and for how long: bounded in number, bytes and time.
+
+Promises: one that has not finished is never forgotten. Ids of callers are looked up within their scope only; ours have 128
+unguessable bits. Plain code that is told the time, in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from interpreter.errors import ExecutionIdTaken, ExecutionNotFound
+from interpreter.executions.execution import Execution
+from interpreter.executions.model import ExecRequest
+from interpreter.keys import Key
+
+MAX_NUMBER = 10_000
+MAX_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Store:
+    """keep_s: how long a finished execution is kept, if number and bytes allow."""
+
+    keep_s: float
+    max_number: int = MAX_NUMBER
+    max_bytes: int = MAX_BYTES
+    _all: dict[tuple[str, str], Execution] = field(default_factory=dict)
+    _ours: dict[str, Execution] = field(default_factory=dict)
+    _finished: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
+    _bytes: int = 0
+
+    def __len__(self) -> int:
+        """How many are known."""
+        return len(self._all)
+
+    def known(self, request: ExecRequest, now: float) -> Execution | None:
+        """Return the first execution of the same request and id, if it is kept. Raises ExecutionIdTaken for another request."""
+        self.expire(now)
+        if request.execution_id is None:
+            return None
+        first = self._all.get((request.scope, request.execution_id))
+        if first is not None and not first.request.same_as(request):
+            raise ExecutionIdTaken("Another request of this scope has this execution_id.")
+        return first
+
+    def add(self, request: ExecRequest) -> Execution:
+        """Return a new execution of ``request``, whose id must not be known."""
+        named = request.execution_id is not None
+        execution = Execution(request.execution_id or secrets.token_hex(16), request, named=named)
+        self._all[request.scope, execution.id] = execution
+        if not named:
+            self._ours[execution.id] = execution
+        return execution
+
+    def drop(self, execution: Execution) -> None:
+        """Forget an execution that never began."""
+        self._remove((execution.scope, execution.id))
+
+    def finished(self, execution: Execution, now: float) -> None:
+        """Say that ``execution`` has ended; from now on it may be forgotten."""
+        name = (execution.scope, execution.id)
+        if self._all.get(name) is execution and name not in self._finished:
+            self._finished[name] = size = execution.size()
+            self._bytes += size
+        self.expire(now)
+
+    def get(self, execution_id: str, scope: str | None, now: float) -> Execution:
+        """Return a kept execution. scope: needed for ids of callers. Raises ExecutionNotFound."""
+        self.expire(now)
+        found = self._ours.get(execution_id) if scope is None else self._all.get((scope, execution_id))
+        if found is None:
+            raise ExecutionNotFound(
+                "No such execution is kept." if scope else "No such execution is kept; ids of callers need ?scope=."
+            )
+        return found
+
+    def active(self, key: Key | None = None) -> list[Execution]:
+        """Return those that have not finished, of one sandbox or all, oldest first."""
+        return [e for n, e in self._all.items() if n not in self._finished and key in (None, e.request.key)]
+
+    def active_count(self) -> int:
+        """How many have not finished."""
+        return len(self._all) - len(self._finished)
+
+    def forget(self, scope: str, session: str | None = None) -> None:
+        """Forget what has finished in a purged session, or in all of a scope if ``session`` is None."""
+        for name in list(self._finished):
+            if name[0] == scope and session in (None, self._all[name].session):
+                self._remove(name)
+
+    def expire(self, now: float) -> None:
+        """Forget what is kept too long, and the oldest of what is too much."""
+        while self._finished:
+            name = next(iter(self._finished))
+            ended = self._all[name].finished_at
+            too_old = ended is not None and now - ended >= self.keep_s
+            if not (too_old or len(self._finished) > self.max_number or self._bytes > self.max_bytes):
+                return
+            self._remove(name)
+
+    def _remove(self, name: tuple[str, str]) -> None:
+        execution = self._all.pop(name, None)
+        if execution is not None and not execution.named:
+            self._ours.pop(execution.id, None)
+        self._bytes -= self._finished.pop(name, 0)

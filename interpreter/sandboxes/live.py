@@ -1,0 +1,86 @@
+"""One sandbox at work: its start, its link, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+from sandboxd.protocol import Hello, Reason
+
+from interpreter.backends.base import Sandbox, SandboxExit, Stats
+from interpreter.link.connection import Connection
+from interpreter.link.errors import LinkClosed
+from interpreter.sandboxes.table import Row
+
+_KILLED = (9, -9, 128 + 9)
+
+
+class SandboxStopped(Exception):
+    """The sandbox was stopped before it was ready: whoever waited for it may have a fresh one."""
+
+
+class Live:
+    """One sandbox. Its manager alone changes it.
+
+    started: done once it works, or with what kept it from working. over: it is of no more use, for ``reason``.
+    gone: nothing of it is left.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.reason: Reason | None = None
+        self.sandbox: Sandbox | None = None
+        self.hello: Hello | None = None
+        self.started_at = datetime.now(UTC)
+        self._connection: Connection | None = None
+        self._oom_kills = 0
+
+    @property
+    def connection(self) -> Connection:
+        """The link. Raises LinkClosed before there is one."""
+        if self._connection is None:
+            raise LinkClosed("there is no link yet")
+        return self._connection
+
+    def connected(self, connection: Connection, hello: Hello) -> None:
+        """Take the link, once."""
+        self._connection, self.hello = connection, hello
+
+    def end(self, reason: Reason) -> None:
+        """Say that it is of no more use; everything that waits on its link learns so at once. First reason wins."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        if self._connection is not None:
+            self._connection.close()
+        self.over.set()
+        if not self.started.done():
+            self.started.set_exception(SandboxStopped())
+            self.started.exception()
+
+    def stats(self) -> Stats | None:
+        """Return the counters of the host; None before it was started."""
+        return None if self.sandbox is None else self.sandbox.stats()
+
+    def oom_mark(self) -> int:
+        """Return a mark of now for ``oom_since``."""
+        stats = self.stats()
+        self._oom_kills = max(self._oom_kills, 0 if stats is None else stats.oom_kills)
+        return self._oom_kills
+
+    def oom_since(self, mark: int) -> bool:
+        """Whether its memory limit has killed something after ``mark``."""
+        return self.oom_mark() > mark
+
+    def oom_news(self) -> bool:
+        """Whether its memory limit has killed something since anybody last looked."""
+        return self.oom_since(self._oom_kills)
+
+    def why(self, end: SandboxExit | None) -> Reason:
+        """Return why it ended by itself, as the host tells it."""
+        if (end is not None and end.oom) or self.oom_news():
+            return "oom"
+        return "killed" if end is not None and end.status in _KILLED else "crash"
