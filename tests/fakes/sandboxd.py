@@ -1,0 +1,136 @@
+"""A scripted sandboxd: dials as the real one does, and then does what a test wants, hostile things first of all.
+
+``Sandboxd()`` is a boot for ``FakeBackend``. It answers each execution by ``script[code]``, or by printing its code. Kernels
+are names in a set: ``new`` the first time, ``kept`` after. What a script may do is in ``Peer``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from sandboxd.protocol import (
+    LINK_SOCKET,
+    MAX_FRAME_TO_SANDBOX,
+    VERSION,
+    Cancel,
+    Execute,
+    Finished,
+    FromSandbox,
+    Hello,
+    KernelStopped,
+    Outcome,
+    StopKernel,
+    decode_to_sandbox,
+    encode,
+    read_frame,
+)
+
+from interpreter.backends.base import SandboxSpec
+
+
+class Peer:
+    """The sandbox's end of one link."""
+
+    def __init__(self, spec: SandboxSpec, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.spec = spec
+        self.reader = reader
+        self.writer = writer
+        self.kernels: set[tuple[str, str]] = set()
+        self.cancelled: dict[str, asyncio.Event] = {}
+        self.ids: list[str] = []
+
+    def send(self, message: FromSandbox) -> None:
+        self.writer.write(encode(message))
+
+    def raw(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    def outcome(self, message: Execute, **fields: object) -> Outcome:
+        kernel = None
+        if message.stateful:
+            name = (message.language, message.context)
+            kernel = "kept" if name in self.kernels else "new"
+            self.kernels.add(name)
+        return Outcome(**{"status": "ok", "exit_code": 0, "run_ms": 1, "kernel": kernel, **fields})  # type: ignore[arg-type]
+
+    def finish(self, message: Execute, **fields: object) -> None:
+        self.send(Finished(id=message.id, outcome=self.outcome(message, **fields)))
+
+
+Script = Callable[[Peer, Execute], Awaitable[None]]
+
+
+async def never(peer: Peer, message: Execute) -> None:
+    await asyncio.Event().wait()
+
+
+async def until_cancelled(peer: Peer, message: Execute) -> None:
+    await peer.cancelled[message.id].wait()
+    peer.finish(message, status="interrupted" if message.stateful else "cancelled", exit_code=130)
+
+
+class Sandboxd:
+    """See the module. began: executions that arrived, by their code, in order."""
+
+    def __init__(self) -> None:
+        self.script: dict[str, Script] = {}
+        self.began: list[str] = []
+        self.peers: list[Peer] = []
+        self.hello: Callable[[Peer], Awaitable[None]] = self._hello
+        self.arrived = asyncio.Event()
+
+    async def wait_for(self, code: str, times: int = 1) -> None:
+        while self.began.count(code) < times:
+            self.arrived.clear()
+            await self.arrived.wait()
+
+    async def __call__(self, spec: SandboxSpec) -> int:
+        reader, writer = await asyncio.open_unix_connection(str(spec.link_dir / LINK_SOCKET))
+        peer = Peer(spec, reader, writer)
+        self.peers.append(peer)
+        try:
+            await self.hello(peer)
+            async with asyncio.TaskGroup() as group:
+                while (body := await read_frame(reader, limit=MAX_FRAME_TO_SANDBOX)) is not None:
+                    self._take(group, peer, decode_to_sandbox(body))
+                raise _Ended
+        except* (_Ended, OSError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        return 0
+
+    def _take(self, group: asyncio.TaskGroup, peer: Peer, message: object) -> None:
+        match message:
+            case Execute():
+                peer.cancelled[message.id] = asyncio.Event()
+                peer.ids.append(message.id)
+                self.began.append(message.code)
+                self.arrived.set()
+                group.create_task(self.script.get(message.code, _echo)(peer, message))
+            case Cancel():
+                peer.cancelled[message.id].set()
+            case StopKernel():
+                name = (message.language, message.context)
+                existed = name in peer.kernels
+                peer.kernels.discard(name)
+                for event in peer.cancelled.values():
+                    event.set()
+                if message.restart:
+                    peer.kernels.add(name)
+                peer.send(KernelStopped(request=message.request, existed=existed))
+
+    async def _hello(self, peer: Peer) -> None:
+        peer.send(Hello(version=VERSION, kernels=["python"], stateless=["python", "bash", "node"]))
+
+
+class _Ended(Exception):
+    pass
+
+
+async def _echo(peer: Peer, message: Execute) -> None:
+    peer.finish(message, stdout=message.code, stdout_bytes=len(message.code))
