@@ -16,9 +16,9 @@ from msgspec import Raw, Struct
 from sandboxd.protocol import Outcome, Reason, Result, Status
 
 from interpreter.keys import KernelKey, Key
-from interpreter.sandboxes.kernels import Life, State
 
 Phase = Literal["queued", "running", "finished"]
+State = Literal["new", "kept", "lost"]
 
 MAX_JSON_DEPTH = 100
 """Deeper JSON kinds are left out: several JSON readers of clients end at a depth of some hundreds."""
@@ -125,6 +125,15 @@ class Answer(Struct, frozen=True):
 
 _NOT_IN_SUMMARY = ("stdout", "stderr", "results", "execution_id")
 _json = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What an answer says of its kernel; all None for a stateless run. reason: why it was lost, if ``state`` says so."""
+
+    state: State | None = None
+    generation: int | None = None
+    reason: Reason | None = None
 
 
 def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life, timing: Timing) -> Answer:

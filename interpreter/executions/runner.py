@@ -27,11 +27,11 @@ from interpreter.errors import (
     UnsupportedField,
 )
 from interpreter.executions.execution import Execution
-from interpreter.executions.model import Answer, ExecRequest, Timing, answer, ended
+from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended
 from interpreter.executions.run import How, Run, RunConfig, Work, milliseconds
 from interpreter.executions.store import Store
 from interpreter.keys import NAME, KernelKey, Key
-from interpreter.sandboxes.kernels import Kernels, Life, Told
+from interpreter.sandboxes.kernels import Kernels, Told
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager
 from interpreter.sandboxes.table import Table

@@ -11,28 +11,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
 
 from sandboxd.protocol import Reason
 
 from interpreter.backends.base import SandboxId
 from interpreter.errors import QueueFull, TooManyKernels
+from interpreter.executions.model import Life, State
 from interpreter.keys import KernelKey, Key
 
 MAX_REMEMBERED = 10_000
 """Kernels that are known, running or not. Past it those that have been gone longest are forgotten."""
 
-State = Literal["new", "kept", "lost"]
 Told = State | None
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """What an answer says of its kernel; all None for a stateless run. reason: why it was lost, if ``state`` says so."""
-
-    state: State | None = None
-    generation: int | None = None
-    reason: Reason | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -1,7 +1,8 @@
 """The data root: one service at a time, a fixed layout, a uid for each scope.
 
-Layout: ``<scope>/workspace`` (long-term, and the workspace without a session), ``<scope>/sessions/<session>``, ``<scope>/.staging``;
-``.run/<sandbox id>`` (links), ``.trash`` (being removed), ``.uids``, ``.tenant``, ``.lock``. Names of scopes never begin with a dot.
+Layout: ``<scope>/workspace`` (long-term, and the workspace without a session), ``<scope>/sessions/<session>``,
+``<scope>/.staging``; ``.run/<sandbox id>`` (links), ``.trash`` (being removed), ``.uids``, ``.tenant``, ``.lock``. Names of
+scopes never begin with a dot.
 
 Promises: every directory that tenants own lies in one that only the service can write, and is reached without following
 a link; a scope's uid never changes and is never given to another, across restarts.
