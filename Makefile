@@ -10,7 +10,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-checksum = $(shell { cat $(1); $(PYTHON) -VV; } 2>&1 | cksum | tr -c '0-9\n' -)
+checksum = $(shell { cat $(1); $(PYTHON) -VV || true; } 2>&1 | cksum | tr -c '0-9\n' -)
 SERVICE := .venv/.service-$(call checksum,pyproject.toml)
 TESTING := .venv/.testing-$(call checksum,pyproject.toml)
 SANDBOX := .venv-sandbox/.packages-$(call checksum,runtime/requirements.txt)
