@@ -202,7 +202,8 @@ class Running:
         text = "\n".join(error.traceback) + "\n"
         if error.name == "SystemExit":  # as a program would: a code says nothing, a text is said
             text = "" if error.value.lstrip("-").isdigit() else error.value + "\n"
-        self.stderr.feed(text.encode())
+        line_break = "" if self.stderr.ends_line or not text else "\n"
+        self.stderr.feed((line_break + text).encode())
 
     def _page(self) -> None:
         """Print what a foreign kernel meant for a pager."""

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import zmq
 
@@ -25,9 +25,9 @@ from .execution import Running
 from .kernelspecs import Kernelspec
 from .ladder import climb, ticks
 from .marks import MarkReader, Pipe
-from .output import PipeReader
+from .output import Capture, PipeReader
 from .processes import Command, Exited, Process, PythonKernel, SpawnError, Zygote
-from .protocol import BootConfig, Execute, Finished, FromSandbox, Progress, Reason
+from .protocol import BootConfig, Execute, Finished, FromSandbox, Progress, Reason, StreamName
 
 START_S = 20.0
 """For a kernel to say that it is there. Ours take a tenth of a second, some others several."""
@@ -109,7 +109,7 @@ class Kernel:
 
     async def execute(self, message: Execute) -> Finished:
         """Run ``message`` to its end. Not to be called while another runs. Cancelled: the kernel is killed."""
-        kernel = "new" if self.fresh else "kept"
+        kernel: Literal["new", "kept"] = "new" if self.fresh else "kept"
         self.fresh = False
         self._number += 1
         running = self._running = Running(message, self._number, marks=self._spec.marks)
@@ -200,7 +200,8 @@ class Kernel:
         """Do ``work``, but not beyond the end of the process."""
         task = self._loop.create_task(work, name="kernel start")
         try:
-            await asyncio.wait([task, self._exited], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [task, self._exited]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
             task.cancel()
             await asyncio.wait([task])
@@ -238,17 +239,20 @@ class Kernel:
         return self._clean.done() and self._clean.result()
 
     def _drain(self) -> None:
-        for reader in self._readers:
+        """Take what is in the pipes now."""
+        for reader, mark in zip(self._readers, self._marks, strict=True):
             reader.drain()
+            mark.settle()
 
     def _progress(self, running: Running) -> None:
         if self._running is not running:
             return
         self._loop.call_later(_PROGRESS_S, self._progress, running)
-        for name, capture in (("stdout", running.stdout), ("stderr", running.stderr)):
+        streams: tuple[tuple[StreamName, Capture], ...] = (("stdout", running.stdout), ("stderr", running.stderr))
+        for name, capture in streams:
             text = capture.progress()
             if text:
-                self._send(Progress(running.message.id, name, text))  # type: ignore[arg-type]
+                self._send(Progress(running.message.id, name, text))
 
     # --- what the kernel says ---------------------------------------------------------------------------------------
 

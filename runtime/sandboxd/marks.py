@@ -79,9 +79,9 @@ class MarkReader:
                 self._raw(data[start:at])
         self._flush()
 
-    def close(self) -> None:
-        """Nothing more comes: what was unfinished is output."""
-        rest, self._pending = self._pending, b""
+    def settle(self) -> None:
+        """All that was written has been fed: what is unfinished is a forgery, and output."""
+        rest, self._pending, self._missing = self._pending, b"", 0
         self._raw(rest)
 
     def _marked(self, mark: re.Match[bytes]) -> None:

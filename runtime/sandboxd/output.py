@@ -43,6 +43,11 @@ class Capture:
         """Whether ``text`` leaves something out."""
         return self.size > self.limit
 
+    @property
+    def ends_line(self) -> bool:
+        """Whether a line may begin here: nothing was written, or a line break last."""
+        return not self.size or (self._tail or self._head).endswith(b"\n")
+
     def feed(self, data: bytes) -> None:
         """Add bytes as a program wrote them, cut anywhere."""
         self._keep(self._decoder.decode(data).encode())

@@ -24,7 +24,7 @@ _BASE64 = ("image/", "audio/", "video/", "application/pdf")
 class Transient(Struct):
     """What a display says about itself beside its data."""
 
-    display_id: Raw | None = None
+    display_id: Raw = Raw(b"null")
 
 
 class Bundle(Struct):
@@ -32,7 +32,7 @@ class Bundle(Struct):
 
     data: dict[str, Raw]
     metadata: Raw = Raw(b"{}")
-    transient: Transient | None = None
+    transient: Transient = msgspec.field(default_factory=Transient)
 
 
 bundle_decoder = msgspec.json.Decoder(Bundle)
@@ -134,7 +134,7 @@ class Results:
 
 
 def _display_id(bundle: Bundle) -> str | None:
-    identity = _loaded(bundle.transient.display_id) if bundle.transient and bundle.transient.display_id else None
+    identity = _loaded(bundle.transient.display_id)
     return identity[:_MAX_NAME] if isinstance(identity, str) else None
 
 

@@ -68,6 +68,10 @@ class Shell(ZMQInteractiveShell):
     def ask_exit(self) -> None:
         raise SystemExit
 
+    def init_ipython_dir(self, ipython_dir: str | None) -> None:
+        """The application's; IPython would make one in the user's home."""
+        self.ipython_dir = ipython_dir or self.kernel.parent.ipython_dir
+
     def init_environment(self) -> None:
         """Pagers would wait for keys. Colours, which ipykernel forces on programs here, are nothing for a pipe."""
         os.environ["PAGER"] = os.environ["GIT_PAGER"] = "cat"
