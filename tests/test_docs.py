@@ -106,7 +106,12 @@ def test_the_architecture_names_every_folder(top: str) -> None:
 
 def test_folders_of_tests_mirror_the_source_or_are_named() -> None:
     text = document("ARCHITECTURE.md")
-    mirrored = {"runtime", "kernels", *folders("interpreter")}
+    mirrored = {
+        "runtime",
+        "kernels",
+        *folders("interpreter"),
+        *(path.stem for path in (ROOT / "interpreter").glob("*.py")),
+    }
     assert [name for name in folders("tests") if name not in mirrored and f"`tests/{name}`" not in text] == []
 
 

@@ -177,7 +177,7 @@ def test_every_task_has_an_owner() -> None:
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             receiver = ast.unparse(node.func.value)
-            if node.func.attr == "create_task" and not receiver.endswith("group"):
+            if node.func.attr == "create_task" and not receiver.endswith(("group", "tasks")):
                 named = any(keyword.arg == "name" for keyword in node.keywords)
                 if node in dropped or not named or receiver == "asyncio":
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {receiver}.create_task")
