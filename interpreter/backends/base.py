@@ -85,7 +85,7 @@ class BackendError(Exception):
     """The backend could not do it. The text is for the caller: one sentence, without host paths."""
 
 
-class BackendUnavailable(BackendError):  # noqa: N818 - a state of the host, not a mistake
+class BackendUnavailable(BackendError):
     """This host cannot serve with this backend now. The text says what is wrong and what to do or type."""
 
 

@@ -58,7 +58,8 @@ class Environment:
 
     venv: the virtual environment. base: prefix of its base Python. version: of Python, as ``3.11``. tree: the
     furnished tree, holding ``cellbox/`` (to be ``/opt/cellbox``) and ``etc/``. etc: places under the host's ``/etc`` to
-    be shown at the same place inside, read-only.
+    be shown at the same place inside, read-only. libpython: the base Python's library where its programs look for it by
+    the host's path; it has to be there inside too, else they load another one or none.
     """
 
     venv: Path
@@ -66,6 +67,7 @@ class Environment:
     version: str
     tree: Path
     etc: tuple[Path, ...]
+    libpython: Path | None
 
     @property
     def base_under_usr(self) -> bool:
@@ -96,7 +98,7 @@ def find(venv: Path | None = None) -> Environment:
     base = python.resolve().parent.parent
     version = next(entry.name.removeprefix("python") for entry in sorted((venv / "lib").glob("python3.*")))
     etc = tuple(Path("/etc") / name for name in _ETC_TREES if (Path("/etc") / name).exists())
-    return Environment(venv, base, version, _furnish(venv, base, version, etc), etc)
+    return Environment(venv, base, version, _furnish(venv, base, version, etc), etc, _libpython(python, base, version))
 
 
 def make(venv: Path, *, python: str = sys.executable) -> Environment:
@@ -116,6 +118,13 @@ def compile_for_inside(venv: Path) -> None:
     command = [str(venv / "bin" / "python3"), "-m", "compileall", "-q", "-f", "-j", "0"]
     paths = ["-s", str(venv), "-p", str(INSIDE_VENV), str(venv / "lib")]
     subprocess.run([*command, *paths], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _libpython(python: Path, base: Path, version: str) -> Path | None:
+    library = base / "lib" / f"libpython{version}.so.1.0"
+    if base.is_relative_to("/usr") or not library.is_file():
+        return None
+    return library if os.fsencode(library.parent) + b"\0" in python.read_bytes() else None
 
 
 # --- the furnished tree ---------------------------------------------------------------------------------------------

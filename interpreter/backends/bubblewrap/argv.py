@@ -57,6 +57,8 @@ def binds(spec: SandboxSpec, environment: Environment, top: Sequence[str] = ()) 
         # The host's own packages beside the base Python are none of the tenant's business.
         shown.append(Bind(environment.base, str(INSIDE_PYTHON)))
         shown.append(Bind(environment.tree / "cellbox" / "empty", str(INSIDE_PYTHON / site)))
+    if environment.libpython is not None:
+        shown.append(Bind(environment.libpython, str(environment.libpython)))
     return [
         *shown,
         Bind(spec.link_dir, str(LINK), tenant=True),

@@ -55,7 +55,7 @@ _PLACE = "/tmp"  # noqa: S108 - in our private mount namespace; any directory th
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Failed(Exception):  # noqa: N818 - a way out, told as a sentence
+class Failed(Exception):
     """The sandbox cannot be started. The text is a sentence."""
 
 
