@@ -62,11 +62,8 @@ def _notice(_number: int, _frame: object) -> None:
 # --- becoming a program ---------------------------------------------------------------------------------------------
 
 
-def take_over(descriptors: list[int]) -> None:
-    """Make a fork of a supervisor a process of its own: session, signals, descriptors 0, 1, 2, … and no others.
-
-    Nothing of ours may be left open when the first byte of tenant code runs.
-    """
+def leave_supervisor() -> None:
+    """Make a fork of a supervisor a process of its own: session, and signals as a Python has them at its start."""
     signal.set_wakeup_fd(-1)
     for number in _PYTHON_SIGNALS:
         if number in _PYTHON_IGNORES:
@@ -76,6 +73,13 @@ def take_over(descriptors: list[int]) -> None:
         elif signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
     os.setsid()
+
+
+def take_over(descriptors: list[int]) -> None:
+    """Make these the descriptors 0, 1, 2, … and close all others; others of the same user may look in from now on.
+
+    Nothing of ours may be left open when the first byte of tenant code runs.
+    """
     for place, descriptor in enumerate(descriptors):
         os.dup2(descriptor, place, inheritable=place < 3)
     os.closerange(len(descriptors), _HIGHEST)

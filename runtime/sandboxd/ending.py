@@ -28,6 +28,12 @@ def note_modules() -> None:
     _plain.update(sys.modules)
 
 
+def rehearse() -> None:
+    """Do what an end does, as far as it changes nothing."""
+    _flush()
+    _destroy()
+
+
 def finish(status: int, *, by_interrupt: bool = False) -> NoReturn:
     """End the process with exit code ``status``, or by SIGINT as an interpreter does after a KeyboardInterrupt."""
     try:

@@ -1,11 +1,11 @@
 """Starting, watching and ending the processes that run tenant code, from inside sandboxd.
 
-Owns the socket to the zygote (``zygote.py``) and one control socket per supervisor (``supervise.py``). A program is spawned
-by asking the zygote for a supervisor and handing that one the program over its own control socket, so the zygote itself
-never sees a byte of a request; one supervisor is kept ready once the first program has run.
+Owns the socket to the zygote (``zygote.py``) and one control socket per supervisor (``supervise.py``). A program is
+spawned by asking the zygote for a supervisor and handing that one the program over its own control socket, so the
+zygote itself never sees a byte of a request. Supervisors of stateless Python programs are used again.
 
-Promises: ``Process.wait`` and ``Process.gone`` end, whatever the tenant does to its own processes or to the supervisor:
-all that can be done from inside is done, and ``gone`` says whether it was enough.
+Promises: ``Process.wait`` and ``Process.gone`` end once the program has, whatever the tenant does to its own processes
+or to the supervisor: all that can be done from inside is done, and ``gone`` says whether it was enough.
 Leaves to its users: timeouts of programs, reading output, and what an exit status means.
 """
 
@@ -16,7 +16,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from . import osproc, programs, zygote
@@ -30,12 +30,13 @@ CLEAN_WITHIN_S = 1.0
 START_WITHIN_S = 5.0
 """From the request to the program's pid. A fork takes milliseconds; a starved machine a second."""
 
-_SPARE_FOR_S = 10.0
-"""A supervisor kept ready saves 3 ms of a run and costs a megabyte: not kept while nothing happens."""
+_READY = 2
+_READY_FOR_S = 10.0
+"""So many supervisors of stateless programs wait for the next one, so long: each saves 10 ms and costs some memory."""
 
 
 class SpawnError(Exception):
-    """The program could not be started. Text: one sentence for the caller. errno: of the call that failed, if one did."""
+    """The program could not be started. Text: one sentence. errno: of the call that failed, if one did."""
 
     def __init__(self, message: str, errno: int | None = None) -> None:
         super().__init__(message)
@@ -43,7 +44,7 @@ class SpawnError(Exception):
 
 
 class Exited(NamedTuple):
-    """status: exit code, or minus the number of the signal that ended it; None: unknown, since the supervisor is gone."""
+    """status: exit code, or minus the number of the signal; None: unknown, since the supervisor is gone."""
 
     status: int | None
 
@@ -51,220 +52,241 @@ class Exited(NamedTuple):
 class Process:
     """A spawned program and everything that came out of it. Made by ``Zygote.spawn``."""
 
-    def __init__(self, supervisor: _Supervisor, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, supervisor: _Supervisor) -> None:
+        loop = asyncio.get_running_loop()
+        self.pid = 0
         """Of the program, which leads a session and a process group of that number."""
+        self._loop = loop
         self._supervisor = supervisor
+        self._pidfd = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self.started: asyncio.Future[None] = loop.create_future()
+        """Done when the program exists; ``spawn`` has waited for it."""
+        self._exited: asyncio.Future[Exited] = loop.create_future()
+        self._clean: asyncio.Future[bool] = loop.create_future()
 
     async def wait(self) -> Exited:
         """Return how the program ended, once it has. Any number may wait, at any time; cancelling is harmless."""
-        return await asyncio.shield(self._supervisor.exited)
+        return await asyncio.shield(self._exited)
 
     async def gone(self) -> bool:
         """Return True once the program and all its descendants are ended and reaped.
 
-        False if that is not so ``CLEAN_WITHIN_S`` after the program's end (or after the first ``kill``), or if the supervisor was
-        killed: then the sandbox is to be stopped from outside. Any number may wait, at any time.
+        False if that is not so ``CLEAN_WITHIN_S`` after the program's end (or after the first ``kill``), or if the
+        supervisor was killed: then the sandbox is to be stopped from outside. Any number may wait, at any time.
         """
-        return await asyncio.shield(self._supervisor.clean)
+        return await asyncio.shield(self._clean)
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the program's process group; nothing happens once the program has ended."""
-        if not self._supervisor.exited.done():
+        if self.pid and not self._exited.done():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL the program and every descendant, now. May be repeated; returns at once, ``gone`` says when it is done."""
+        """SIGKILL the program and every descendant, now. May be repeated; ``gone`` says when it is done."""
         self.signal_group(signal.SIGKILL)
-        self._supervisor.kill()
+        if not self._clean.done():
+            self._supervisor.kill()
+            self._expect_clean()
 
     def descendants(self) -> list[tuple[int, int]]:
-        """Return (pid, start time in ticks since boot) of every live process below the program. Reads /proc, about 1 ms."""
+        """Return (pid, start time in ticks since boot) of each live process below the program. Takes about 1 ms."""
         return [(entry.pid, entry.started) for entry in osproc.below(self.pid)]
 
-
-class Zygote:
-    """The way to new processes. ``requests``: our end of the socket to the zygote. To be used in the loop's thread."""
-
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
-        requests.setblocking(False)
-        self._spare: _Supervisor | None = None
-        self._spare_timer: asyncio.TimerHandle | None = None
-
-    async def spawn(
-        self, program: Program, *, stdin: int, stdout: int, stderr: int, extra: Sequence[int] = ()
-    ) -> Process:
-        """Start ``program``; return once it exists.
-
-        stdin, stdout, stderr become its descriptors 0, 1, 2 and ``extra`` its descriptors 3, 4, …; the caller closes its own.
-        It starts with default signals, an own session, and no other descriptor. Raises SpawnError. Cancelled: nothing is left.
-        """
-        request = programs.encode(program)
-        descriptors = [stdin, stdout, stderr, *extra]
-        if len(request) > programs.MAX_REQUEST:
-            raise SpawnError("The environment is too large.")
-        supervisor = self._take_spare()
-        if supervisor is None or not supervisor.send(request, descriptors):
-            supervisor = self._fork()
-            if not supervisor.send(request, descriptors):
-                raise SpawnError("The sandbox cannot start processes any more.")
-        try:
-            async with asyncio.timeout(START_WITHIN_S):
-                pid = await asyncio.shield(supervisor.started)
-        except TimeoutError:
-            supervisor.abandon()
-            raise SpawnError(f"The program did not start within {START_WITHIN_S:.0f} s.") from None
-        except BaseException:
-            supervisor.abandon()
-            raise
-        self._keep_spare()
-        return Process(supervisor, pid)
-
-    def close(self) -> None:
-        """Start no more. Programs that run are ended by their supervisors, which see their sockets end."""
-        self._drop_spare()
-        self._requests.close()
-
-    def _take_spare(self) -> _Supervisor | None:
-        if self._spare_timer is not None:
-            self._spare_timer.cancel()
-        spare, self._spare = self._spare, None
-        return spare
-
-    def _keep_spare(self) -> None:
-        if self._spare is None:
-            with contextlib.suppress(SpawnError):
-                self._spare = self._fork()
-                self._spare_timer = asyncio.get_running_loop().call_later(_SPARE_FOR_S, self._drop_spare)
-
-    def _drop_spare(self) -> None:
-        spare = self._take_spare()
-        if spare is not None:
-            spare.abandon()
-
-    def _fork(self) -> _Supervisor:
-        """Ask the zygote for a supervisor. It need not exist yet when this returns."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                socket.send_fds(self._requests, [zygote.SPAWN], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                raise SpawnError("The sandbox cannot start processes now.", error.errno) from error
-        return _Supervisor(ours)
-
-
-class _Supervisor:
-    """Our side of one supervisor: what it reported, and what we make of its silence.
-
-    started: the program's pid, or SpawnError. exited, clean: as ``Process`` tells them; both are always set in the end.
-    """
-
-    def __init__(self, control: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._loop = loop
-        self._control = control
-        self._pid = 0
-        self._pidfd = -1
-        self._timer: asyncio.TimerHandle | None = None
-        self.started: asyncio.Future[int] = loop.create_future()
-        self.exited: asyncio.Future[Exited] = loop.create_future()
-        self.clean: asyncio.Future[bool] = loop.create_future()
-        control.setblocking(False)
-        loop.add_reader(control, self._readable)
-
-    def send(self, request: bytes, descriptors: Sequence[int]) -> bool:
-        """Hand over the program; False if the supervisor is gone already."""
-        try:
-            socket.send_fds(self._control, [request], descriptors)
-        except OSError:
-            self.abandon()
-            return False
-        return True
-
-    def kill(self) -> None:
-        """Have everything below the supervisor killed, and be content with no more than ``CLEAN_WITHIN_S``."""
-        if self.clean.done():
-            return
-        with contextlib.suppress(OSError):
-            self._control.send(programs.KILL)
-        self._expect_clean()
-
-    def abandon(self) -> None:
-        """Close the socket: the supervisor ends everything below it and itself."""
-        self._close(started_error="The program was not started.")
-
-    def _readable(self) -> None:
-        try:
-            data = self._control.recv(64)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._close(started_error="No process could be started in the sandbox: its limit may be reached.")
-            return
-        kind, value, self._pid = programs.unpack(data)
-        if kind == programs.STARTED:
-            self._watch(value)
-            if not self.started.done():
-                self.started.set_result(value)
-        elif kind == programs.FAILED:
-            self._close(started_error=os.strerror(value), errno=value)
-        elif kind == programs.ENDED:
-            self._set_exited(value)
-            self._expect_clean()
-        else:
-            self._close(clean=True)
-
-    def _watch(self, pid: int) -> None:
-        """Notice the program's end without the supervisor too: the tenant may have stopped that one."""
+    def on_started(self, pid: int) -> None:
+        """The supervisor says so. The program's end is then noticed without it too: the tenant may have stopped it."""
+        self.pid = pid
         try:
             self._pidfd = os.pidfd_open(pid)
         except OSError:
-            return  # reaped already, or no pidfd here (then a frozen supervisor is noticed by the timeout's kill)
-        self._loop.add_reader(self._pidfd, self._ended)
+            pass  # reaped already, or no such call here: then only ``kill`` notices a stopped supervisor
+        else:
+            self._loop.add_reader(self._pidfd, self._on_pidfd)
+        if not self.started.done():
+            self.started.set_result(None)
 
-    def _ended(self) -> None:
+    def on_ended(self, status: int | None) -> None:
+        """The program has ended, as the supervisor says; None: nobody can say."""
+        self._close_pidfd()
+        if not self._exited.done():
+            self._exited.set_result(Exited(status))
+        self._expect_clean()
+
+    def on_over(self, *, clean: bool, error: SpawnError) -> None:
+        """No more will be known. error: to be raised if it never started."""
+        self.on_ended(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.started.done():
+            self.started.set_exception(error)
+            self.started.exception()  # nobody may be waiting any more
+        if not self._clean.done():
+            self._clean.set_result(clean)
+
+    def _on_pidfd(self) -> None:
         self._close_pidfd()
         self._expect_clean()
 
     def _expect_clean(self) -> None:
-        if self._timer is None and not self.clean.done():
-            self._timer = self._loop.call_later(CLEAN_WITHIN_S, self._overdue)
-
-    def _overdue(self) -> None:
-        """The supervisor is stopped, or something escapes it: have the zygote kill what becomes its own thereby.
-
-        While the socket is open its other end is alive, so the number still means that process.
-        """
-        if self._pid:
-            osproc.kill(self._pid)
-        self._close()
-
-    def _set_exited(self, status: int | None) -> None:
-        self._close_pidfd()
-        if not self.exited.done():
-            self.exited.set_result(Exited(status))
-
-    def _close(self, *, clean: bool = False, started_error: str = "", errno: int | None = None) -> None:
-        """Settle what is open, and close. May be called again."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._control.fileno() >= 0:
-            self._loop.remove_reader(self._control)
-            self._control.close()
-        if not self.started.done():
-            self.started.set_exception(SpawnError(started_error, errno))
-            self.started.exception()  # a spare has nobody who waits for it
-        self._set_exited(None)
-        if not self.clean.done():
-            self.clean.set_result(clean)
+        if self._timer is None and not self._clean.done():
+            self._timer = self._loop.call_later(CLEAN_WITHIN_S, self._supervisor.give_up)
 
     def _close_pidfd(self) -> None:
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+class Zygote:
+    """The way to new processes. ``requests``: our end of the socket to the zygote. To be used in the loop's thread."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        requests.setblocking(False)
+        self._requests = requests
+        self._ready: list[_Supervisor] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def spawn(
+        self, program: Program, *, stdin: int, stdout: int, stderr: int, extra: Sequence[int] = ()
+    ) -> Process:
+        """Start ``program``; return once it exists.
+
+        stdin, stdout, stderr become its descriptors 0, 1, 2 and ``extra`` its descriptors 3, 4, …; the caller closes
+        its own. It starts with default signals, an own session, and no other descriptor. Raises SpawnError. Cancelled:
+        nothing is left.
+        """
+        request = programs.encode(program)
+        if len(request) > programs.MAX_REQUEST:
+            raise SpawnError("The environment is too large.")
+        supervisor, process = self._hand_over(request, [stdin, stdout, stderr, *extra], isinstance(program, PythonRun))
+        try:
+            async with asyncio.timeout(START_WITHIN_S):
+                await asyncio.shield(process.started)
+        except TimeoutError:
+            supervisor.give_up()
+            raise SpawnError(f"The program did not start within {START_WITHIN_S:.0f} s.") from None
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        return process
+
+    def close(self) -> None:
+        """Start no more. Programs that run are ended by their supervisors, which see their sockets end."""
+        self._closed = True
+        self._dismiss()
+        self._requests.close()
+
+    def _hand_over(self, request: bytes, descriptors: Sequence[int], is_run: bool) -> tuple[_Supervisor, Process]:
+        while is_run and self._ready:
+            supervisor = self._ready.pop(0)
+            if (process := supervisor.send(request, descriptors)) is not None:
+                return supervisor, process
+        supervisor = self._fork(zygote.RUNS if is_run else zygote.ONE)
+        process = supervisor.send(request, descriptors)
+        if process is None:
+            raise SpawnError("The sandbox cannot start processes any more.")
+        return supervisor, process
+
+    def _fork(self, kind: bytes) -> _Supervisor:
+        """Ask the zygote for a supervisor. It need not exist yet when this returns."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                socket.send_fds(self._requests, [kind], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise SpawnError("The sandbox cannot start processes now.", error.errno) from error
+        return _Supervisor(ours, self._keep if kind == zygote.RUNS else _Supervisor.dismiss)
+
+    def _keep(self, supervisor: _Supervisor) -> None:
+        if self._closed or len(self._ready) >= _READY:
+            supervisor.dismiss()
+            return
+        self._ready.append(supervisor)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_READY_FOR_S, self._dismiss)
+
+    def _dismiss(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._ready:
+            self._ready.pop().dismiss()
+
+
+class _Supervisor:
+    """Our side of one supervisor. when_idle: called once its program and all that came out of it are gone."""
+
+    def __init__(self, control: socket.socket, when_idle: Callable[[_Supervisor], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._control = control
+        self._when_idle = when_idle
+        self._pid = 0
+        self._process: Process | None = None
+        control.setblocking(False)
+        self._loop.add_reader(control, self._readable)
+
+    def send(self, request: bytes, descriptors: Sequence[int]) -> Process | None:
+        """Hand over a program; None if the supervisor is gone already."""
+        try:
+            socket.send_fds(self._control, [request], descriptors)
+        except OSError:
+            self.dismiss()
+            return None
+        self._process = Process(self)
+        return self._process
+
+    def kill(self) -> None:
+        """Have everything below the supervisor killed."""
+        with contextlib.suppress(OSError):
+            self._control.send(programs.KILL)
+
+    def give_up(self) -> None:
+        """It is stopped, or something escapes it: kill it, so that the zygote inherits and kills the rest.
+
+        While the socket is open its other end is alive, so the number still means that process.
+        """
+        if self._pid and self._control.fileno() >= 0:
+            osproc.kill(self._pid)
+        self.dismiss()
+
+    def dismiss(self, error: SpawnError | None = None) -> None:
+        """Close the socket, upon which the supervisor ends what it has and itself. May be called again."""
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            self._control.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.on_over(clean=False, error=error or SpawnError("The program was not started."))
+
+    def _readable(self) -> None:
+        while self._control.fileno() >= 0:
+            try:
+                report = self._control.recv(64)
+            except BlockingIOError:
+                return
+            except OSError:
+                report = b""
+            if report:
+                self._hear(*programs.unpack(report))
+            else:
+                self.dismiss(SpawnError("No process could be started in the sandbox: its limit may be reached."))
+
+    def _hear(self, kind: bytes, value: int, pid: int) -> None:
+        self._pid = pid
+        process = self._process
+        if process is None:
+            return
+        if kind == programs.STARTED:
+            process.on_started(value)
+        elif kind == programs.ENDED:
+            process.on_ended(value)
+        elif kind == programs.FAILED:
+            self.dismiss(SpawnError(os.strerror(value), value))
+        else:
+            self._process = None
+            process.on_over(clean=True, error=SpawnError("The program was not started."))
+            self._when_idle(self)

@@ -171,6 +171,8 @@ def _close(writers: dict[StreamName, int]) -> None:
 
 async def _end_of(pipes: Sequence[PipeReader]) -> None:
     """Return when both are read to their ends, or what is in them has been read."""
-    await asyncio.wait([pipe.eof for pipe in pipes], timeout=_PIPES_END_WITHIN_S)
     for pipe in pipes:
         pipe.drain()
+    open_ends = [pipe.eof for pipe in pipes if not pipe.eof.done()]
+    if open_ends:
+        await asyncio.wait(open_ends, timeout=_PIPES_END_WITHIN_S)

@@ -14,28 +14,33 @@ import builtins
 import functools
 import logging
 import os
-import signal
 import sys
-import traceback
 from importlib.machinery import BuiltinImporter
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from . import afterfork, ending, preloaded
+from . import afterfork, ending
 from .programs import PythonRun
 
 _CODE = 3
 """Descriptor of the source text."""
 
 
+def rehearse() -> None:
+    """Do once, while nobody waits, what the program's process will do: its own copies of memory pages are made now."""
+    afterfork.settle(dict(os.environ), ["-"])
+    _make_main()
+    exec(compile(b"pass", "<stdin>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102
+    ending.rehearse()
+
+
 def begin(program: PythonRun) -> NoReturn:
-    """Become the program. For a fork, after ``afterfork.take_over``; returns by raising ``Unwind``."""
+    """Become the program. For a fork, after ``afterfork.take_over`` and ``preloaded.put_aside``; returns by raising ``Unwind``."""
     source = os.pread(_CODE, os.fstat(_CODE).st_size, 0)
     os.close(_CODE)
     afterfork.settle(program.env, ["-"])
     atexit._clear()
     atexit.register(logging.shutdown)
-    preloaded.put_aside()
     _make_main()
     sys.excepthook = functools.partial(_drive, source)
     raise afterfork.Unwind

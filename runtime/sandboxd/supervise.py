@@ -1,11 +1,12 @@
-"""The supervisor: a small process between sandboxd and one tenant program, so that nothing of the program outlives it.
+"""The supervisor: a small process between sandboxd and a tenant program, so that nothing of the program outlives it.
 
-It is a child subreaper: whatever the program leaves behind, double-forked or in sessions of its own, becomes its child. It
-reports the program's pid, its end, and that all descendants are gone; then it exits. It ends everything when sandboxd says
-so or is no more.
+It is a child subreaper: whatever the program leaves behind, double-forked or in sessions of its own, becomes its child.
+It reports the program's pid, its end, and that all descendants are gone. It ends everything when sandboxd says so or is
+no more. One kind serves one program of any sort; the other serves stateless Python programs, one after the other, and has
+the process of the next one ready.
 
-Promises: exit status 0 means that all is clean; it never handles output and keeps no descriptor of the program.
-Leaves to sandboxd: clocks. To the zygote: what is left when this process is killed by the tenant, which has the same user.
+Promises: exit status 0 means that all is clean; it never handles output and keeps no descriptor of a program.
+Leaves to sandboxd: clocks. To the zygote: what is left when the tenant, who has the same user, kills this process.
 """
 
 from __future__ import annotations
@@ -38,47 +39,76 @@ _IGNORED = (
 _ALL_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
-def run(control: socket.socket) -> NoReturn:
-    """Be the supervisor of the one program that comes over ``control``. For a fresh fork of the zygote.
+def serve_one(control: socket.socket) -> NoReturn:
+    """Be the supervisor of the one program that comes over ``control``. For a fresh fork of the zygote."""
+    wake = _become_supervisor()
+    request, descriptors = _receive(control)
+    if request:
+        program = programs.decode(request)
+        try:
+            os.chdir(program.cwd)
+            pid = _start(program, descriptors)
+        except OSError as error:
+            _tell(control, programs.FAILED, error.errno or errno.EIO)
+        else:
+            _close(descriptors)
+            _tell(control, programs.STARTED, pid)
+            _watch(control, wake, pid)
+    os._exit(0)
 
-    Raises afterfork.Unwind in the fork that becomes a Python program: no caller may catch it.
+
+def serve_runs(control: socket.socket) -> NoReturn:
+    """Be the supervisor of each stateless Python program that comes over ``control``. For a fresh fork of the zygote.
+
+    Raises afterfork.Unwind in the forks that become programs: no caller may catch it.
     """
+    wake = _become_supervisor()
+    preloaded.put_aside()
+    stay = True
+    while stay:
+        pid, order = _fork_ahead(control)
+        request, descriptors = _receive(control)
+        if not request:
+            osproc.kill(pid)
+            break
+        try:
+            os.chdir(programs.decode(request).cwd)
+            socket.send_fds(order, [request], descriptors)
+        except OSError as error:  # ECONNRESET, EPIPE: the tenant has killed what was ready
+            osproc.kill(pid)
+            _tell(control, programs.FAILED, error.errno or errno.EIO)
+            break
+        order.close()
+        _close(descriptors)
+        _tell(control, programs.STARTED, pid)
+        stay = _watch(control, wake, pid)
+    os._exit(0)
+
+
+def _become_supervisor() -> int:
+    """Return a descriptor that becomes readable when a child has ended."""
     os.setsid()
     osproc.become_subreaper()
     osproc.be_first_to_go()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    wake = afterfork.wake_on_child()
-    program, descriptors = _receive(control)
-    if program is None:
-        os._exit(0)
-    try:
-        os.chdir(program.cwd)
-        pid = _start(program, descriptors)
-    except OSError as error:
-        _tell(control, programs.FAILED, error.errno or errno.EIO)
-        os._exit(0)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    _tell(control, programs.STARTED, pid)
-    _watch(control, wake, pid)
-    os._exit(0)
+    return afterfork.wake_on_child()
 
 
-def _receive(control: socket.socket) -> tuple[Program | None, list[int]]:
-    """Return the request, or None if there will be none. Blocks: a spare waits here."""
-    try:
-        request, descriptors, _, _ = socket.recv_fds(
-            control, programs.MAX_REQUEST, programs.MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )
-    except ConnectionResetError:
-        return None, []
-    if not request:
-        return None, []
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for descriptor in descriptors]
-    for descriptor in descriptors:
-        os.close(descriptor)
-    return programs.decode(request), moved
+def _receive(source: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the next request, b"" at the end, and its descriptors. Blocks: what is ready waits here."""
+    while True:
+        try:
+            request, descriptors, _, _ = socket.recv_fds(
+                source, programs.MAX_REQUEST, programs.MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            return b"", []
+        if request == programs.KILL:
+            continue  # meant the program before, which had just ended
+        moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for descriptor in descriptors]
+        _close(descriptors)
+        return request, moved
 
 
 def _start(program: Program, descriptors: list[int]) -> int:
@@ -93,41 +123,62 @@ def _start(program: Program, descriptors: list[int]) -> int:
         )
     pid = os.fork()
     if pid == 0:
+        afterfork.leave_supervisor()
         afterfork.take_over(descriptors)
-        if isinstance(program, PythonRun):
-            stateless.begin(program)
-        _be_kernel(program)
+        if isinstance(program, PythonKernel):
+            afterfork.settle(program.env, ["kernel.py", "-f", program.connection_file])
+            ending.finish(preloaded.kernel().run(program.connection_file))
+        raise TypeError("stateless programs are served by serve_runs")
     return pid
 
 
-def _be_kernel(program: PythonKernel) -> NoReturn:
-    afterfork.settle(program.env, ["kernel.py", "-f", program.connection_file])
-    ending.finish(preloaded.kernel().run(program.connection_file))
+def _fork_ahead(control: socket.socket) -> tuple[int, socket.socket]:
+    """Fork the process of the next stateless program; return its pid and the socket for its request."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    control.close()
+    ours.close()
+    afterfork.leave_supervisor()
+    stateless.rehearse()
+    request, descriptors = _receive(theirs)
+    if not request:
+        os._exit(0)
+    theirs.detach()  # closed with all others
+    program = programs.decode(request)
+    os.chdir(program.cwd)
+    afterfork.take_over(descriptors)
+    if isinstance(program, PythonRun):
+        stateless.begin(program)
+    os._exit(1)
 
 
-def _watch(control: socket.socket, wake: int, program: int) -> None:
-    """Return when the program and all its descendants are gone, however long that takes."""
+def _watch(control: socket.socket, wake: int, program: int) -> bool:
+    """Return when the program and all its descendants are gone, however long that takes; False if sandboxd is gone too."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(wake, select.POLLIN)
-    ending = False
+    over, connected = False, True
     while True:
         any_left, status = _reap(program)
         if status is not None:
             _tell(control, programs.ENDED, status)
-            ending = True
+            over = True
         if not any_left:
             _tell(control, programs.CLEAN)
-            return
-        if ending:
+            return connected
+        if over:
             osproc.kill_below(os.getpid())
-        for descriptor, _ in poll.poll(_SWEEP_EVERY_MS if ending else None):
+        for descriptor, _ in poll.poll(_SWEEP_EVERY_MS if over else None):
             if descriptor == wake:
                 afterfork.drain(wake)
-            else:
-                ending = True  # told so, or sandboxd is no more
-                if not control.recv(len(programs.KILL)):
-                    poll.unregister(control)
+                continue
+            over = True  # told so, or sandboxd is no more
+            if not _hear(control):
+                poll.unregister(control)
+                connected = False
 
 
 def _reap(program: int) -> tuple[bool, int | None]:
@@ -149,3 +200,16 @@ def _tell(control: socket.socket, kind: bytes, value: int = 0) -> None:
         control.send(programs.pack(kind, value))
     except OSError:
         return  # sandboxd is no more: the same end is read from the socket, and acted on
+
+
+def _hear(control: socket.socket) -> bool:
+    """Read what sandboxd said, which can only be ``KILL``; False if it is no more."""
+    try:
+        return bool(control.recv(len(programs.KILL)))
+    except ConnectionResetError:
+        return False
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

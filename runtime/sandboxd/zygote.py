@@ -17,7 +17,11 @@ import time
 
 from . import afterfork, osproc, supervise
 
-SPAWN = b"s"
+ONE = b"1"
+"""A supervisor of one program of any sort."""
+RUNS = b"r"
+"""A supervisor of stateless Python programs, one after the other."""
+
 _SWEEP_EVERY_MS = 5
 _END_WITHIN_S = 2.0
 
@@ -62,7 +66,7 @@ def end() -> None:
 
 def _fork(requests: socket.socket, wake: int, children: set[int]) -> bool:
     """Fork one supervisor; False if no more requests can come. When the fork fails sandboxd sees its socket close."""
-    request, descriptors, _, _ = socket.recv_fds(requests, len(SPAWN), 1, socket.MSG_CMSG_CLOEXEC)
+    request, descriptors, _, _ = socket.recv_fds(requests, len(ONE), 1, socket.MSG_CMSG_CLOEXEC)
     if not request:
         return False
     for descriptor in descriptors:
@@ -74,7 +78,8 @@ def _fork(requests: socket.socket, wake: int, children: set[int]) -> bool:
             signal.set_wakeup_fd(-1)
             requests.close()
             afterfork.close_wake(wake)
-            supervise.run(socket.socket(fileno=descriptor))
+            serve = supervise.serve_runs if request == RUNS else supervise.serve_one
+            serve(socket.socket(fileno=descriptor))
         os.close(descriptor)
         if pid > 0:
             children.add(pid)
