@@ -155,7 +155,6 @@ async def serve(
         try:
             choice = _choice(settings, backend)
             say(f"cellbox {interpreter.__version__}: checking {choice.backend.name} …")
-            stack.push_async_callback(finish, _aclose_backend(choice.backend), within_s=CLOSE_S)
             service = Interpreter(service_config(settings), choice.backend)
             stack.push_async_callback(lambda: finish(service.aclose(), within_s=CLOSE_S))
             for warning in await service.start():
@@ -191,10 +190,6 @@ async def _until_drained(service: Interpreter, api: Api, stop: Stop, say: Say) -
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
-
-
-async def _aclose_backend(backend: Backend) -> None:
-    await backend.aclose()
 
 
 async def _close_server(server: ApiServer, listen: Listen) -> None:

@@ -32,7 +32,7 @@ from interpreter.errors import (
     ShuttingDown,
     Unauthorized,
 )
-from interpreter.http.errors import RequestTimeout, UnsupportedEncoding, retry_after_s, status_of
+from interpreter.http.errors import HeadTooLarge, RequestTimeout, UnsupportedEncoding, retry_after_s, status_of
 from interpreter.http.guard import Guard
 from interpreter.http.requests import read_body, read_query
 from interpreter.http.server import ConnectionLimits, error_body
@@ -74,8 +74,8 @@ class Operation:
     """One method of one route, as it is served and as it is documented.
 
     answer: model of the 200 body; None for a page of ours. errors: besides those that every call may get. example:
-    values for the path, the query and the body, run by the tests. public: needs no key. while_draining: also of a stopping
-    service.
+    values for the path, the query and the body, run by the tests. public: needs no key. while_draining: also served by
+    a stopping service.
     """
 
     summary: str
@@ -155,6 +155,8 @@ class ApiHandler(RequestHandler):
         length = headers.get("Content-Length", "0")
         try:
             self._admit()
+            if sum(1 for _ in headers.get_all()) > self.api.connections.max_headers:
+                raise HeadTooLarge(f"The request has more than {self.api.connections.max_headers} headers.")
             self.operation = self._find_operation()
             if self.api.draining and not self.operation.while_draining:
                 raise ShuttingDown("The service is stopping; send the call again in a moment.")
@@ -166,7 +168,6 @@ class ApiHandler(RequestHandler):
             # Answered after the body has been read and dropped: before that, the connection would have to be closed.
             self._refusal = error
             if "Expect" in headers:
-                self.set_header("Connection", "close")
                 raise
             if isinstance(error, BodyTooLarge):
                 self._refuse_early(error)
@@ -280,6 +281,8 @@ class ApiHandler(RequestHandler):
             except ServiceError as refused:
                 error = refused
         self._put_error(_as_service_error(error, status_code, self.route))
+        if "Expect" in self.request.headers:
+            self.set_header("Connection", "close")  # Tornado does so where the body has not been read
         self.finish()
 
     def log_exception(

@@ -42,7 +42,7 @@ def read_body(model: type[M], body: bytes | bytearray) -> M:
 def read_query(model: type[M], query: str) -> M:
     """Return the query string as ``model``. A repeated, unknown or malformed parameter is refused by name."""
     values: dict[str, str] = {}
-    for part in query.split("&") if query else ():
+    for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
         name = _text(name)
         if name in values:

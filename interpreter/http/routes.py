@@ -225,6 +225,7 @@ def application(api: Api) -> Application:
     return Application(
         [(route.pattern, route.handler, {"route": route}) for route in ROUTES],
         api=api,
+        health=health.HealthCache(api.service.health),
         openapi=openapi.document(ROUTES, api.version),
         log_function=log_request,
         default_handler_class=ApiHandler,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +35,7 @@ class ScriptedService(Interpreter):
         self.fail: Exception | None = None
         self.hold = False
         self.healthy = True
+        self.checks = 0
         self.requests: list[ExecRequest] = []
         self.calls: list[tuple[Any, ...]] = []
         self.cancelled: list[str] = []
@@ -134,6 +135,7 @@ class ScriptedService(Interpreter):
         return {"removed": 1, "purged": purge}
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
+        self.checks += 1
         if self.healthy:
             return True, {"status": "ok", "runtime": "fake"}
         return False, {"status": "unavailable", "runtime": "fake", "message": "The engine is gone."}
@@ -210,6 +212,13 @@ class Served:
         return await self.call("POST", "/v1/exec", {"scope": "u1", "language": "python", "code": "1"} | fields)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what has no event; at most 5 s."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 async def read_reply(reader: asyncio.StreamReader, *, head_only: bool = False) -> Reply:
     """Read one answer; it must have a Content-Length."""
     async with asyncio.timeout(10):
@@ -248,4 +257,4 @@ async def serving(
             await server.close_all_connections()
 
 
-__all__ = ["KEY", "OTHER_KEY", "Reply", "ScriptedService", "Served", "ServiceError", "serving"]
+__all__ = ["KEY", "OTHER_KEY", "Reply", "ScriptedService", "Served", "ServiceError", "serving", "until"]

@@ -1,0 +1,78 @@
+"""Bodies: what is refused though Python's parser takes it."""
+
+import json
+import time
+
+import pytest
+
+from interpreter.errors import InvalidRequest
+from interpreter.http.strict_json import MAX_DEPTH, MAX_VALUES, parse
+
+
+def nested(depth: int, opening: str = "[", closing: str = "]") -> bytes:
+    return ('{"a":' + opening * (depth - 1) + closing * (depth - 1) + "}").encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8"),
+        (b'{"a": "\\ud800"}', "lone surrogate"),
+        (b'{"a": ["\\udfff x"]}', "lone surrogate"),
+        (b'{"\\ud800": 1}', "lone surrogate"),
+        (b'{"a": {"\\ud800": 1}}', "lone surrogate"),
+        (b'{"a": 1, "a": 1}', "key 'a' twice"),
+        (b'{"a": {"b": 1, "\\u0062": 2}}', "key 'b' twice"),
+        (b'{"a": NaN}', "NaN, which is not JSON"),
+        (b'{"a": -Infinity}', "-Infinity, which is not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "more than 40 digits"),
+        (b"[1]", "must be a JSON object"),
+        (b'"a"', "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+        (b"{", "not JSON: line 1, column 2"),
+        (b"{'a': 1}", "not JSON"),
+        (b'{"a": 1,}', "not JSON"),
+        (b'{"a": 01}', "not JSON"),
+        (b'{"a": "\t"}', "not JSON"),
+        (b'{"a": 1} x', "not JSON"),
+        (b"scope=u1&code=1", "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (nested(MAX_DEPTH + 1), "nested deeper"),
+        (nested(900), "nested deeper"),
+        (nested(200_000), "values"),
+        (nested(50_000), "nested deeper"),
+        (b'{"a":[' + b"[]," * MAX_VALUES + b"1]}", "more than 100000 values"),
+    ],
+)
+def test_refused(body, said):
+    with pytest.raises(InvalidRequest, match=said):
+        parse(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b' {"a": [1, 2.5, -3e2, true, null, "x"]} \n',
+        b'{"a": "\\ud83d\\ude00"}',
+        '{"a": "é\U0001f600\ufeff"}'.encode(),
+        nested(MAX_DEPTH - 1),
+    ],
+)
+def test_taken_as_python_takes_it(body):
+    assert parse(body) == json.loads(body)
+
+
+def test_text_full_of_marks_is_not_many_values():
+    body = json.dumps({"stdin": "[,{" * MAX_VALUES, "quotes": '\\"' * 1000}).encode()
+    assert len(parse(body)["stdin"]) == 3 * MAX_VALUES
+
+
+def test_a_bomb_is_refused_before_it_grows():
+    bomb = b'{"a":[' + b"[]," * 10_000_000 + b"1]}"
+    begun = time.monotonic()
+    with pytest.raises(InvalidRequest, match="values"):
+        parse(bomb)
+    assert time.monotonic() - begun < 3
