@@ -1,0 +1,110 @@
+"""What is kept, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from interpreter.errors import ExecutionIdTaken, ExecutionNotFound, QueueTimeout
+from interpreter.executions.events import MAX_EVENTS, EventLog
+from interpreter.executions.execution import Execution
+from interpreter.executions.model import ExecRequest, Life, Timing, answer, ended
+from interpreter.executions.store import Store
+from interpreter.keys import Key
+
+
+def request(scope: str = "u", **fields: Any) -> ExecRequest:
+    return ExecRequest(**{"scope": scope, "language": "python", "code": "x", "timeout_s": 1.0, **fields})
+
+
+def finish(store: Store, execution: Execution, now: float, text: str = "") -> None:
+    outcome = ended(execution.request, "cancelled", stdout=text)
+    execution.end(answer(execution.id, execution.request, outcome, Life(), Timing()), now)
+    store.finished(execution, now)
+
+
+async def test_kept_for_its_time_and_no_longer() -> None:
+    store = Store(keep_s=10)
+    execution = store.add(request())
+    assert store.get(execution.id, None, 1e9) is execution
+    finish(store, execution, 5)
+    assert store.get(execution.id, "u", 14.9) is execution
+    with pytest.raises(ExecutionNotFound):
+        store.get(execution.id, None, 15)
+    assert len(store) == 0
+
+
+async def test_bounded_in_number_and_bytes_oldest_first_but_never_what_runs() -> None:
+    store = Store(keep_s=10, max_number=2, max_bytes=20_000)
+    running = store.add(request())
+    done = [store.add(request()) for _ in range(4)]
+    for execution in done:
+        finish(store, execution, 0)
+    assert store.active() == [running]
+    assert len(store) == 3
+    big = store.add(request())
+    finish(store, big, 0, "x" * 50_000)
+    assert len(store) == 1
+    assert store.get(running.id, None, 0) is running
+
+
+async def test_ids_of_ours_are_unguessable_and_of_callers_within_their_scope() -> None:
+    store = Store(keep_s=10)
+    ours = {store.add(request()).id for _ in range(100)}
+    assert len(ours) == 100
+    assert all(len(bytes.fromhex(made)) == 16 for made in ours)
+    mine, other = store.add(request(execution_id="a")), store.add(request("v", execution_id="a"))
+    assert store.known(request(execution_id="a"), 0) is mine
+    assert store.get("a", "v", 0) is other
+    with pytest.raises(ExecutionNotFound):
+        store.get("a", None, 0)
+    with pytest.raises(ExecutionIdTaken):
+        store.known(request(execution_id="a", code="y"), 0)
+    assert store.known(request(), 0) is None
+
+
+async def test_a_purge_forgets_what_has_finished_there() -> None:
+    store = Store(keep_s=10)
+    gone, other = store.add(request(session="s")), store.add(request(session="t"))
+    running = store.add(request(session="s"))
+    for execution in (gone, other):
+        finish(store, execution, 0)
+    store.forget("u", "s")
+    assert len(store) == 2
+    assert store.active(Key("u", "s")) == [running]
+    store.forget("u")
+    assert len(store) == 1
+
+
+async def test_an_execution_ends_once() -> None:
+    execution = Execution("id", request(), named=False)
+    execution.end(QueueTimeout("no"), 1)
+    execution.end(answer("id", execution.request, ended(execution.request, "died"), Life(), Timing()), 2)
+    assert execution.answer is None
+    with pytest.raises(QueueTimeout):
+        await execution.finished()
+    assert [event["type"] for event in execution.events.after()] == ["finished"]
+
+
+async def test_a_reader_that_waits_gets_what_comes_and_loses_nothing() -> None:
+    log = EventLog("id")
+    waiting = asyncio.get_running_loop().create_task(log.wait(wait_s=60))
+    await asyncio.sleep(0)
+    log.add("started")
+    log.add("stdout", text="x")
+    assert [event["seq"] for event in await waiting] == [0, 1]
+    assert await log.wait(1, wait_s=0) == []
+    log.add("finished")
+    log.add("stdout", text="late")
+    assert [event["type"] for event in await log.wait(1, wait_s=60)] == ["finished"]
+
+
+async def test_events_are_bounded_and_the_last_is_finished() -> None:
+    log = EventLog("id")
+    for _ in range(MAX_EVENTS + 10):
+        log.add("stdout", text="x")
+    log.add("finished")
+    assert len(log) == MAX_EVENTS + 1
+    assert log.after(MAX_EVENTS - 1)[0]["type"] == "finished"
