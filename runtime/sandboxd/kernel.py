@@ -51,7 +51,6 @@ class Kernel:
     """A kernel, from ``start`` to its end.
 
     gone: called once, in the loop, when it has ended by itself and nothing ran in it. send: takes Progress.
-    fresh: whether nothing has been executed in it yet.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Kernel:
         gone: Callable[[Reason], None],
         send: Callable[[FromSandbox], None],
     ) -> None:
-        self.fresh = True
+        self._fresh = True
         self._spec = spec
         self._config = config
         self._connection = Connection(folder, secrets.token_hex(16))
@@ -85,7 +84,12 @@ class Kernel:
         """Start it; return once it answers. Raises KernelStartError; then, or cancelled, nothing of it is left."""
         try:
             self._connection.write()
-            self._process = await self._spawn(zygote)
+            spawning = self._loop.create_task(self._spawn(zygote), name="spawn of a kernel")
+            try:
+                self._process = await asyncio.shield(spawning)
+            except asyncio.CancelledError:
+                await self._undone(spawning)
+                raise
         except (OSError, SpawnError) as error:
             self._free()
             raise KernelStartError(f"the {self._spec.name} kernel could not be started: {error}") from error
@@ -109,8 +113,7 @@ class Kernel:
 
     async def execute(self, message: Execute) -> Finished:
         """Run ``message`` to its end. Not to be called while another runs. Cancelled: the kernel is killed."""
-        kernel: Literal["new", "kept"] = "new" if self.fresh else "kept"
-        self.fresh = False
+        kernel = self.served()
         self._number += 1
         running = self._running = Running(message, self._number, marks=self._spec.marks)
         self._remembered[self._number] = running
@@ -137,12 +140,23 @@ class Kernel:
         outcome = running.outcome(kernel if survived else "lost", status, stopped=self._ending)
         return Finished(message.id, outcome, sandbox_unsafe=not clean)
 
+    def served(self) -> Literal["new", "kept"]:
+        """Return what the answer says of this kernel: ``new`` to the first who asks."""
+        kernel: Literal["new", "kept"] = "new" if self._fresh else "kept"
+        self._fresh = False
+        return kernel
+
     def interrupt(self, execution: str) -> bool:
         """Begin the ladder for ``execution``; False if it does not run here now."""
         if self._running is None or self._running.message.id != execution:
             return False
         self._running.stop("interrupted")
         return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it is left."""
+        return self._watcher is None or self._watcher.done()
 
     async def stop(self) -> None:
         """End the kernel and what runs in it; return once its processes are gone or known not to go. Repeatable."""
@@ -176,6 +190,13 @@ class Kernel:
         finally:
             for end in ends:
                 os.close(end)
+
+    async def _undone(self, spawning: asyncio.Task[Process]) -> None:
+        """End a process whose start is no longer wanted; return once it is gone."""
+        await asyncio.wait([spawning])
+        if spawning.exception() is None:
+            spawning.result().kill()
+            await spawning.result().gone()
 
     async def _watch(self) -> None:
         """Notice the end of the process and clean up after it."""
@@ -225,9 +246,10 @@ class Kernel:
     async def _until_over(self, running: Running, since: int) -> bool:
         """Wait for the end, by the ladder if it must be; return whether the kernel survived."""
         await asyncio.wait([running.over, running.stopped], return_when=asyncio.FIRST_COMPLETED)
-        if not running.over.done():
-            await climb(self._process, running.over, since=since, grace_s=running.message.grace_s)
-        return not self._exited.done() and running.over.done() and not self._ending
+        grace_s = running.message.grace_s
+        if not running.over.done() and not await climb(self._process, running.over, since=since, grace_s=grace_s):
+            return False
+        return not self._exited.done() and not self._ending
 
     async def _cleaned(self, running: Running) -> bool:
         """Wait until nothing of the kernel is left; return whether that is so."""

@@ -54,6 +54,7 @@ class Kernels:
         self._locks: dict[_Key, asyncio.Lock] = {}
         self._here: dict[str, _Key] = {}
         self._cancelled: set[str] = set()
+        self._ending: set[Kernel] = set()
         self._spares: dict[_Key, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -105,7 +106,8 @@ class Kernels:
         self._closed = True
         for key in list(self._spares):
             await self._no_spare(key)
-        kernels, self._kernels = list(self._kernels.values()), {}
+        kernels = {*self._kernels.values(), *self._ending}
+        self._kernels = {}
         await asyncio.gather(*(kernel.stop() for kernel in kernels))
         self._context.destroy(linger=0)
 
@@ -132,16 +134,25 @@ class Kernels:
                 return Refused(message.id, "kernel_start_failed", str(error))
         kernel = self._kernels[key]
         if message.id in self._cancelled:
-            return Finished(message.id, Outcome("cancelled", 130, 0, kernel="new" if kernel.fresh else "kept"))
+            return Finished(message.id, Outcome("cancelled", 130, 0, kernel=kernel.served()))
         if prepared:
             self._send(Started(message.id))
-        finished = await kernel.execute(message)
+        try:
+            finished = await kernel.execute(message)
+        except BaseException:
+            self._forget(key, kernel)
+            raise
         if finished.outcome.kernel == "lost":
-            if self._kernels.get(key) is kernel:
-                del self._kernels[key]
+            self._forget(key, kernel)
             if finished.outcome.status in ("timeout", "interrupted") and not finished.sandbox_unsafe:
                 self._prepare_spare(key, spec)
         return finished
+
+    def _forget(self, key: _Key, kernel: Kernel) -> None:
+        """Take a kernel that has ended, or is ending, out of the table."""
+        if self._kernels.get(key) is kernel:
+            del self._kernels[key]
+        self._ending.add(kernel)
 
     async def _started(self, key: _Key, spec: Kernelspec) -> None:
         """Have the kernel of ``key`` in the table. Raises KernelStartError."""
@@ -155,9 +166,10 @@ class Kernels:
     async def _start(self, key: _Key, spec: Kernelspec) -> Kernel:
         def gone(reason: Reason) -> None:
             if self._kernels.get(key) is kernel:
-                del self._kernels[key]
+                self._forget(key, kernel)
                 self._send(KernelGone(*key, reason))
 
+        self._ending = {kernel for kernel in self._ending if not kernel.ended}
         kernel = Kernel(spec, self._config, next(self._folders), gone, self._send)
         await kernel.start(self._zygote, self._context)
         return kernel

@@ -89,7 +89,9 @@ async def test_what_a_cell_breaks_is_put_right_for_the_next(sandbox, code):
     outcome = await sandbox.run(code, timeout_s=5.0)
     assert outcome.kernel == "new"
     assert outcome.status in ("ok", "error")
-    after = await sandbox.run("__builtins__.__dict__.get('print', lambda *_: 0)\nimport sys\nsys.stdout.write('on\\n');")
+    after = await sandbox.run(
+        "__builtins__.__dict__.get('print', lambda *_: 0)\nimport sys\nsys.stdout.write('on\\n');"
+    )
     assert (after.kernel, after.stdout) == ("kept", "on\n")
     assert await sandbox.value("sys.stdin.read()") == "''"
 
