@@ -132,13 +132,13 @@ class House:
             await until((spec.workspace / "ready").exists)
         return sandbox
 
-    def processes(self) -> set[int]:
+    def processes(self, *, zombies: bool = False) -> set[int]:
         """Pids on the host that belong to sandboxes of this house, monitors included."""
         found = set()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 pid = int(entry.name)
-                if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z" and not zombies:
                     continue
                 marked = str(self.root).encode() in (entry / "cmdline").read_bytes()
                 if entry.stat().st_uid == self.uid or (self.kind == "process" and marked):

@@ -27,6 +27,7 @@ async def test_a_sandbox_runs_until_it_is_stopped(house: House) -> None:
     assert (sandbox.stats().processes or 0) >= 1
     await sandbox.stop()
     assert (await sandbox.wait()).status == 128 + signal.SIGKILL
+    assert house.processes(zombies=True) == set()
     assert sandbox.stats().processes == 0
 
 

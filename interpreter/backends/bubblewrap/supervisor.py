@@ -47,7 +47,7 @@ _SIGNALS = {SIGTERM, SIGINT, SIGHUP, SIGCHLD}
 _CLONE_NEWNS = 0x20000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _PLACE = "/tmp"  # noqa: S108 - in our private mount namespace; any directory that exists everywhere would do
@@ -63,6 +63,8 @@ def main() -> None:
     """Run one sandbox from start to end."""
     os.umask(0o077)
     pthread_sigmask(SIG_BLOCK, _SIGNALS)
+    # The first process of the namespace is reaped here if its parent dies before it, whatever the host's init does.
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with open(0, "rb", closefd=False) as file:
         spec: dict[str, Any] = marshal.loads(file.read())  # noqa: S302 - from our own backend
     groups: list[str] = [path for path, _ in spec["groups"]]
@@ -84,9 +86,9 @@ def main() -> None:
     except (Failed, OSError) as error:
         if monitor:
             os.kill(monitor, SIGKILL)
-            os.waitpid(monitor, 0)
         if ending.end_groups(groups, within_s=_END_WITHIN_S):
             _remove(spec["state"])
+        _reap_others()
         _report({"failed": f"{error}", "said": _read(said)})
         sys.exit(1)
     _report({"started": first})
@@ -96,6 +98,7 @@ def main() -> None:
     gone = ending.end_groups(groups, within_s=_END_WITHIN_S)
     if status is None:
         status = _reap(monitor)
+    _reap_others()
     if gone:
         _remove(spec["state"])
     _report({"ended": status, "oom_kills": kills, "said": _read(said)})
@@ -138,6 +141,17 @@ def _reap(monitor: int) -> int:
             os.kill(monitor, SIGKILL)  # our own child, not yet reaped: the pid is still its own
             deadline += _END_WITHIN_S
         sigtimedwait({SIGCHLD}, 0.05)
+
+
+def _reap_others() -> None:
+    deadline = time.monotonic() + _END_WITHIN_S
+    while time.monotonic() < deadline:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            sigtimedwait({SIGCHLD}, 0.05)
 
 
 def _status(raw: int) -> int:
