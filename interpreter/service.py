@@ -142,9 +142,13 @@ class Interpreter:
     async def aclose(self) -> None:
         """End everything: executions, sandboxes, tasks, the lock; the backend too. May be called twice."""
         self._draining = True
-        for execution in self._store.active():
+        active = self._store.active()
+        for execution in active:
             self._runner.end(execution, "deleted")
         await self._manager.aclose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await _all_finished(active)
         await self._runner.aclose(within_s=CLOSE_S)
         await self._tasks.aclose(within_s=CLOSE_S)
         await self._backend.aclose()
