@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import py_compile
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -115,9 +114,7 @@ def make(venv: Path, *, python: str = sys.executable) -> Environment:
 
 def compile_for_inside(venv: Path) -> None:
     """Byte-compile the packages anew with the paths they have inside. A file that is not Python stays as it is."""
-    command = [str(venv / "bin" / "python3"), "-m", "compileall", "-q", "-f", "-j", "0"]
-    paths = ["-s", str(venv), "-p", str(INSIDE_VENV), str(venv / "lib")]
-    subprocess.run([*command, *paths], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _compile(venv, venv / "lib", strip=venv, prepend=INSIDE_VENV, options=["-j", "0"])
 
 
 def _libpython(python: Path, base: Path, version: str) -> Path | None:
@@ -132,7 +129,7 @@ def _libpython(python: Path, base: Path, version: str) -> Path | None:
 
 def _furnish(venv: Path, base: Path, version: str, etc: tuple[Path, ...]) -> Path:
     site = venv / "lib" / f"python{version}" / "site-packages"
-    _install_sitecustomize(site)
+    _install_sitecustomize(venv, site)
     files = dict(_files(venv, base, version))
     for place in etc:
         files[str(PurePosixPath("etc") / place.relative_to("/etc"))] = _DIRECTORY if place.is_dir() else b""
@@ -147,7 +144,9 @@ def _furnish(venv: Path, base: Path, version: str, etc: tuple[Path, ...]) -> Pat
         made = Path(tempfile.mkdtemp(prefix=".new-", dir=inside))
         try:
             _write_tree(made, files)
-            _compile(made)
+            for ours in ("lib", "kernels"):  # they cannot change there, so nobody need look at their times
+                unchecked = ["--invalidation-mode", "unchecked-hash"]
+                _compile(venv, made / "cellbox" / ours, strip=made / "cellbox", prepend=INSIDE, options=unchecked)
             made.chmod(0o755)
             made.rename(tree)
         except OSError:
@@ -235,21 +234,16 @@ def _write_tree(root: Path, files: dict[str, bytes | _Link]) -> None:
         directory.chmod(0o755)
 
 
-def _compile(root: Path) -> None:
-    """Compile our own modules for the paths inside; they cannot change there, so nobody need look at their times."""
-    cellbox = root / "cellbox"
-    for source in [*(cellbox / "lib").rglob("*.py"), *(cellbox / "kernels").rglob("*.py")]:
-        inside = INSIDE / source.relative_to(cellbox)
-        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-        py_compile.compile(str(source), dfile=str(inside), doraise=True, invalidation_mode=mode)
+def _compile(venv: Path, what: Path, *, strip: Path, prepend: PurePosixPath, options: Sequence[str] = ()) -> None:
+    """Compile with the environment's own Python, naming the files as they are called inside."""
+    command = [str(venv / "bin" / "python3"), "-I", "-m", "compileall", "-q", "-f", *options]
+    paths = ["-s", str(strip), "-p", str(prepend), str(what)]
+    subprocess.run([*command, *paths], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _install_sitecustomize(site: Path) -> None:
+def _install_sitecustomize(venv: Path, site: Path) -> None:
     """Put our ``sitecustomize`` where the environment's Python imports it before anything of a tenant."""
-    source = _runtime() / "sandbox-site" / "sitecustomize.py"
-    if not source.is_file():
-        return
-    wanted = source.read_bytes()
+    wanted = (_runtime() / "sandbox-site" / "sitecustomize.py").read_bytes()
     installed = site / "sitecustomize.py"
     if installed.is_file() and installed.read_bytes() == wanted:
         return
@@ -257,6 +251,7 @@ def _install_sitecustomize(site: Path) -> None:
         new.write(wanted)
     Path(new.name).chmod(0o644)
     Path(new.name).rename(installed)
+    _compile(venv, installed, strip=venv, prepend=INSIDE_VENV)
 
 
 def _remove_stale(inside: Path, *, keep: Path) -> None:

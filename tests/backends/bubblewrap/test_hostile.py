@@ -211,6 +211,9 @@ said["executable"] = run("python3", "-c", "import sys; print(sys.executable, sys
 said["packages"] = run("python3", "-c", "import numpy, pandas, ssl; print(numpy.arange(3).sum())")
 said["pip"] = run("pip", "--version")
 said["user"] = run("python3", "-m", "site", "--user-site")
+user_site = run("python3", "-m", "site", "--user-site")
+os.makedirs(user_site)
+said["path"] = run("python3", "-c", "import sys; print(*sys.path[1:], sep=chr(10))").splitlines()
 said["node"] = run("node", "-e", "console.log(process.version)")
 said["npm"] = run("npm", "--version")
 said["npx"] = run("npx", "--version")
@@ -222,6 +225,9 @@ said["bash"] = run("bash", "-c", "date +%Z; echo $HOME; ls -d $TMPDIR")
     assert said["packages"] == "3"
     assert "from /opt/cellbox/venv/lib" in said["pip"]
     assert said["user"].startswith("/opt/user/.local/lib/python3")
+    library, packages = said["path"].index(said["user"]), [name for name in said["path"] if "site-packages" in name]
+    assert library == 3, "after the standard library"
+    assert packages[0] == said["user"], "what the user installs wins"
     assert said["node"].startswith("v22.")
     assert said["npm"][0].isdigit()
     assert said["npx"] == said["npm"]

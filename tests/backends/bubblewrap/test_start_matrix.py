@@ -1,0 +1,170 @@
+"""What a host must have, and what is said where it lacks it (B4). Each refusal tells what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from interpreter.backends.base import BackendUnavailable
+from interpreter.backends.bubblewrap import backend as module
+from interpreter.backends.bubblewrap import cgroups
+from interpreter.backends.bubblewrap.backend import BubblewrapBackend
+from tests.contracts.conftest import BUBBLEWRAP, PROBE_UID
+
+(needs_bubblewrap,) = BUBBLEWRAP.marks
+Make = Callable[..., BubblewrapBackend]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def build(*, probe_uid: int | None = PROBE_UID) -> BubblewrapBackend:
+        return BubblewrapBackend(root=tmp_path / "data", lock=tmp_path / "lock", idle_s=60, probe_uid=probe_uid)
+
+    return build
+
+
+@pytest.fixture
+def bwrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Put another program in the place of bwrap."""
+
+    def replace(text: str) -> Path:
+        program = tmp_path / "bwrap"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(module.shutil, "which", lambda *_args, **_named: str(program))
+        return program
+
+    return replace
+
+
+async def test_without_bubblewrap(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.shutil, "which", lambda *_args, **_named: None)
+    with pytest.raises(BackendUnavailable, match="install the package `bubblewrap`"):
+        await make().check()
+
+
+async def test_on_another_system(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.sys, "platform", "darwin")
+    with pytest.raises(BackendUnavailable, match="needs Linux: use Docker"):
+        await make().check()
+
+
+@pytest.mark.parametrize("version", ["bubblewrap 0.7.0", "bubblewrap 0.4", "what?"])
+async def test_with_an_old_bubblewrap(make: Make, bwrap: Callable[[str], Path], version: str) -> None:
+    bwrap(f"echo '{version}'")
+    with pytest.raises(BackendUnavailable, match=r"too old .* 0.8.0 or newer"):
+        await make().check()
+
+
+async def test_with_a_setuid_bubblewrap(make: Make, bwrap: Callable[[str], Path]) -> None:
+    program = bwrap("echo bubblewrap 0.11.0")
+    program.chmod(0o755 | stat.S_ISUID)
+    with pytest.raises(BackendUnavailable, match=r"setuid root.*chmod u-s"):
+        await make().check()
+
+
+@needs_bubblewrap
+async def test_root_without_ids_for_the_scopes(make: Make) -> None:
+    with pytest.raises(BackendUnavailable, match="SANDBOX_UID_BASE"):
+        await make(probe_uid=None).check()
+
+
+@needs_bubblewrap
+async def test_root_without_cgroups(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "detect", lambda: None)
+    with pytest.raises(BackendUnavailable, match=r"no cgroups .*Delegate=yes"):
+        await make().check()
+
+
+@needs_bubblewrap
+async def test_without_user_namespaces(make: Make, bwrap: Callable[[str], Path], tmp_path: Path) -> None:
+    bwrap("[ $1 = --version ] && echo bubblewrap 0.8.0 || exit 1")
+    with pytest.raises(BackendUnavailable, match="unprivileged user namespaces are probably switched off"):
+        await make().check()
+    assert list((tmp_path / "data" / ".run").iterdir()) == []
+
+
+@needs_bubblewrap
+async def test_without_a_filter_for_this_machine(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / "seccomp.py"
+    other.write_text("raise SystemExit(1)")
+    monkeypatch.setattr(module, "_SECCOMP", other)
+    with pytest.raises(BackendUnavailable, match="no system call filter for this machine"):
+        await make().check()
+
+
+@needs_bubblewrap
+async def test_all_there_as_root(make: Make) -> None:
+    backend = make()
+    assert await backend.check() == []
+    assert not backend.single_tenant
+    await backend.aclose()
+
+
+NOBODY = 65_534
+_AS_NOBODY = """
+    import asyncio, json, os, sys
+    from pathlib import Path
+    from interpreter.backends.base import Limits, SandboxId, SandboxSpec
+    from interpreter.backends.bubblewrap.backend import BubblewrapBackend
+
+    async def main(root):
+        backend = BubblewrapBackend(root=root / "data", lock=root / "lock", idle_s=60, probe_uid=None, venv=root / "venv",
+            boot=lambda config: ["/bin/bash", "-c", "id -u >/opt/workspace/id; ulimit -u >>/opt/workspace/id"])
+        warnings = await backend.check()
+        places = [root / "data" / name for name in ("workspace", "user", "link")]
+        for place in places: place.mkdir()
+        sandbox = await backend.start(SandboxSpec(SandboxId("0" * 16), None, None, *places))
+        end = await asyncio.wait_for(sandbox.wait(), 10)
+        await backend.aclose()
+        print(json.dumps([warnings, backend.single_tenant, end.status, (places[0] / "id").read_text().split()]))
+
+    asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="needs a Python that everybody may run")
+def test_without_root_one_tenant_and_warnings_that_say_so() -> None:
+    system = "/usr/bin/python3"
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    version = subprocess.run([system, "--version"], capture_output=True, text=True, check=True)
+    if not version.stdout.startswith(f"Python {ours}."):
+        pytest.skip(f"/usr/bin/python3 is not Python {ours}, whose packages are here")
+    root = Path(tempfile.mkdtemp(prefix="cellbox-test-"))  # not tmp_path, whose parents others may not enter
+    try:
+        subprocess.run([system, "-m", "venv", "--without-pip", root / "venv"], check=True)
+        for place in [root, *root.rglob("*")]:
+            os.chown(place, NOBODY, NOBODY, follow_symlinks=False)
+        path = ":".join([entry for entry in sys.path if entry.endswith("site-packages")] + [os.getcwd(), "runtime"])
+        done = subprocess.run(
+            [system, "-B", "-c", textwrap.dedent(_AS_NOBODY), root],
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        warnings, single, status, (inside, processes) = json.loads(done.stdout)
+        assert single
+        assert status == 0
+        assert inside == "1000"
+        assert int(processes) < 1000
+        assert "one scope only" in warnings[0]
+        assert "not limited" in warnings[1]
+    finally:
+        shutil.rmtree(root)
