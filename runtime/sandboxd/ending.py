@@ -30,7 +30,7 @@ def note_modules() -> None:
 
 def rehearse() -> None:
     """Do what an end does, as far as it changes nothing."""
-    _flush()
+    _flush(tell=False)
     _destroy()
 
 
@@ -41,9 +41,9 @@ def finish(status: int, *, by_interrupt: bool = False) -> NoReturn:
     except BaseException:  # noqa: BLE001 - an interrupt while joining; the interpreter goes on too
         traceback.print_exc()
     atexit._run_exitfuncs()
-    lost = not _flush()
+    lost = _flush(tell=True)
     _destroy()
-    lost |= not _flush()
+    lost |= _flush(tell=False)
     osproc.libc.fflush(None)
     if by_interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -51,19 +51,19 @@ def finish(status: int, *, by_interrupt: bool = False) -> NoReturn:
     os._exit(_FLUSH_FAILED if lost else status & 0xFF)
 
 
-def _flush() -> bool:
-    """Flush the standard streams, replaced ones too; False if standard output has lost something."""
-    done = True
+def _flush(*, tell: bool) -> bool:
+    """Flush the standard streams, replaced ones too; return whether anything was lost thereby. tell: about stdout."""
+    lost = False
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         stream = getattr(sys, name, None)
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except Exception as error:  # noqa: BLE001 - a stream of the program's own
-            if name == "stdout":
-                done = False
+            lost = True
+            if tell and name == "stdout":
                 _say_ignored(stream, error)
-    return done
+    return lost
 
 
 def _say_ignored(stream: object, error: Exception) -> None:

@@ -88,7 +88,7 @@ def _report(uncaught: list[BaseException | None]) -> tuple[int, bool]:
     by_interrupt = type(error) is KeyboardInterrupt
     hook = getattr(sys, "excepthook", None)
     if hook is None:
-        _say("sys.excepthook is missing, lost sys.excepthook")
+        _say("sys.excepthook is missing")
         sys.__excepthook__(type(error), error, error.__traceback__)
         return 1, by_interrupt
     failed = _call_hook(hook, error, error.__traceback__)
