@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path, PurePosixPath
 
-from tornado.netutil import bind_sockets, bind_unix_socket
+from tornado.netutil import bind_unix_socket
 
 import interpreter
 from interpreter import settings as variables
@@ -29,7 +29,7 @@ from interpreter.http.base import Api, ExecLimits
 from interpreter.http.guard import Guard
 from interpreter.http.routes import application
 from interpreter.http.server import ApiServer, ConnectionLimits
-from interpreter.listen import Listen
+from interpreter.listen import Listen, bind
 from interpreter.scopes.root import DataRootError
 from interpreter.service import Interpreter, ServiceConfig
 from interpreter.settings import Settings, SettingsError
@@ -106,13 +106,10 @@ def made_key(root: Path) -> str:
 def listeners(listen: Listen) -> list[socket.socket]:
     """Bind. Raises StartError."""
     try:
-        if listen.path is not None:
-            return [bind_unix_socket(str(listen.path), mode=0o600)]
-        return bind_sockets(listen.port, address=listen.host or None)
+        return [bind_unix_socket(str(listen.path), mode=0o600)] if listen.path is not None else bind(listen)
     except (OSError, ValueError) as error:
-        raise StartError(
-            f"SANDBOX_LISTEN cannot be listened on: {getattr(error, 'strerror', None) or error}."
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise StartError(f"SANDBOX_LISTEN cannot be listened on: {reason}.") from error
 
 
 class Stop:
@@ -160,9 +157,11 @@ async def serve(
             for warning in await service.start():
                 say(f"warning: {warning}")
             choice.remember()
+            keys = settings.keys or (made_key(settings.data_root),)
         except (BackendError, DataRootError) as error:
             raise StartError(str(error)) from error
-        keys = settings.keys or (made_key(settings.data_root),)
+        except OSError as error:
+            raise StartError(f"The data root cannot be used: {error.strerror}.") from error
         api = _api(settings, service, keys)
         server = ApiServer(application(api), api.connections)
         sockets = listeners(settings.address)
@@ -231,11 +230,10 @@ def _announce(settings: Settings, choice: Choice, sockets: list[socket.socket], 
         host = listen.host or "127.0.0.1"
         url = f"http://{f'[{host}]' if ':' in host else host}:{sockets[0].getsockname()[1]}"
         curl = f"curl {url}"
-    cpus = f"{settings.cpus:g}"
     say(f"backend  {choice.backend.name} ({choice.why})")
     say(
-        f"limits   {settings.memory_mb} MiB memory, {cpus} cores, {settings.pids_limit} processes per sandbox; "
-        f"{settings.max_sessions} sandboxes"
+        f"limits   {settings.memory_mb} MiB memory, {settings.cpus:g} {'core' if settings.cpus == 1 else 'cores'}, "
+        f"{settings.pids_limit} processes per sandbox; {settings.max_sessions} sandboxes"
     )
     say(f"data     {settings.data_root}")
     say(f"serving  {url}" + ("" if listen.path else f" (the API: {url}/docs)"))
