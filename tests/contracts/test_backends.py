@@ -147,6 +147,19 @@ async def test_a_stuck_supervisor_is_done_without(house: House) -> None:
 
 
 @with_limits
+async def test_a_service_that_ends_leaves_its_sandboxes_to_their_supervisors(house: House) -> None:
+    sandbox = await house.start("daemons")
+    assert isinstance(sandbox, BubblewrapSandbox)
+    pid = sandbox.process.pid
+    await house.backend.aclose()
+    assert len(house.processes()) >= 4
+    house.backend = house.make()
+    await house.backend.check()
+    assert await house.backend.remove_leftovers() == 1
+    await asyncio.to_thread(os.waitpid, pid, 0)
+
+
+@with_limits
 async def test_a_sandbox_outlives_the_service_for_the_idle_time_only(house: House) -> None:
     await house.backend.aclose()
     house.backend = house.make(idle_s=0.5)

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from sandboxd import protocol
 
@@ -94,6 +95,7 @@ class BubblewrapBackend(Backend):
         self._is_root = os.geteuid() == 0
         self.single_tenant = not self._is_root
         self._tasks = Tasks()
+        self._sandboxes: WeakSet[BubblewrapSandbox] = WeakSet()
         self._prefix = "cellbox-" + hashlib.sha256(os.fsencode(self._root)).hexdigest()[:8] + "-"
         self._bwrap = ""
         self._filter = b""
@@ -144,7 +146,9 @@ class BubblewrapBackend(Backend):
         return sorted(self._cgroups.names(self._prefix)) if self._cgroups else []
 
     async def aclose(self) -> None:
-        """End our own tasks."""
+        """End our own tasks; sandboxes that have not been stopped go on with their supervisors."""
+        for sandbox in list(self._sandboxes):
+            sandbox.release()
         await self._tasks.aclose(within_s=5)
 
     # --- starting ---------------------------------------------------------------------------------------------------
@@ -169,6 +173,7 @@ class BubblewrapBackend(Backend):
         finally:
             os.close(source)
         sandbox = BubblewrapSandbox(spec.id, process, [path for path, _ in groups], state, self._tasks)
+        self._sandboxes.add(sandbox)
         try:
             await asyncio.wait([sandbox.started], timeout=_START_S)
             report = sandbox.started.result() if sandbox.started.done() else {"failed": "no answer in time"}

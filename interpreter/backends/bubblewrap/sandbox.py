@@ -73,6 +73,18 @@ class BubblewrapSandbox(Sandbox):
                 self._last = cgroups.stats(self._groups)
         return self._last
 
+    def release(self) -> None:
+        """Let go of a sandbox that is to outlive this service; its supervisor does the rest."""
+        if self.process.returncode is not None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        loop.remove_reader(self._pipe)
+        os.close(self._pidfd)
+        assert self.process.stdout is not None  # noqa: S101 - made with a pipe
+        self.process.stdout.close()
+        self.process.returncode = 0  # else the object warns, when it goes, that its process goes on: it is meant to
+
     async def _stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
