@@ -45,7 +45,8 @@ class SandboxSpec:
     workspace, user: host directories to be ``/opt/workspace`` and ``/opt/user`` inside (may be the same one). They
     exist, and no tenant can write their parents. link_dir: service-owned host directory, mode 755, seen read-only at
     ``/run/cellbox``; nothing else lies in it.
-    environment: of the tenant's programs, beyond what every sandbox has and stronger than that.
+    environment: of the tenant's programs, beyond what every sandbox has; what the backend itself sets (paths, threads)
+    wins.
     """
 
     id: SandboxId

@@ -131,7 +131,7 @@ class BubblewrapBackend(Backend):
             user=str(argv.USER),
             kernels=str(environments.INSIDE_KERNELS),
             runtime=str(argv.KERNEL_FILES),
-            environment={**environment, **spec.environment},
+            environment={**spec.environment, **environment},
         )
         python = environments.INSIDE_VENV / "bin" / "python"
         boot = self._boot(config) if self._boot else command(python, environments.INSIDE_LIB, config)

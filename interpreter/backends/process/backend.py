@@ -117,7 +117,7 @@ class ProcessBackend(Backend):
             user=str(spec.user),
             kernels=str(environments.kernels()),
             runtime=str(private),
-            environment={**environment, _MARK: mark.partition("=")[2], **spec.environment},
+            environment={**spec.environment, **environment, _MARK: mark.partition("=")[2]},
             seccomp=False,
         )
         python = self._environment.venv / "bin" / "python3"

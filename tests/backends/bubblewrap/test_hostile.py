@@ -212,7 +212,8 @@ import subprocess
 said["named"] = [os.path.join(d, n) for d, dirs, files in os.walk("/") if not d.startswith("/proc")
                  for n in dirs + files if n in (".git", ".env", ".venv", ".ssh", ".aws", "id_rsa", ".netrc")]
 # Forms for -O are made by whoever runs the environment's Python so on the host; nobody else reads them.
-grep = ["grep", "-rlF", "--exclude=*.opt-?.pyc", "--include=*.py*", "--include=*.cfg", "--include=RECORD", "--include=*.json", "--include=*.pth"]
+grep = ["grep", "-rlF", "--include=*.py*", "--include=*.cfg", "--include=RECORD", "--include=*.json", "--include=*.pth"]
+grep += ["--exclude=*.opt-?.pyc"]
 said["in packages"] = subprocess.run([*grep, {checkout!r}, "/opt/cellbox/venv/lib"], capture_output=True, text=True).stdout
 rest = [f"/opt/cellbox/{{name}}" for name in ("venv/bin", "venv/pyvenv.cfg", "lib", "kernels")] + ["/etc"]
 said["elsewhere"] = subprocess.run(["grep", "-rlF", {checkout!r}, *rest], capture_output=True, text=True).stdout
