@@ -32,6 +32,7 @@ class _Reply(Struct):
     status: str
     execution_count: int | None = None
     exit_code: int | None = None
+    published: int | None = None
     ename: str = ""
     evalue: str = ""
     traceback: list[str] = []
@@ -110,11 +111,17 @@ class Running:
         """The end mark of a pipe has come."""
         self._came(str(pipe))
 
-    def on_shell(self, message: Received) -> None:
-        """A message on shell with this execution as its parent."""
+    def on_shell(self, message: Received, heard: int) -> None:
+        """A message on shell with this execution as its parent. heard: as in ``on_heard``."""
         if message.type == "execute_reply" and self.reply is None:
             self.reply = decode(message, _reply) or _Reply("error", ename="KernelError", evalue="an unreadable reply")
             self._came("reply")
+            self.on_heard(heard)
+
+    def on_heard(self, heard: int) -> None:
+        """iopub has had ``heard`` messages since its greeting. A kernel that counts them needs no idle."""
+        if self.reply is not None and self.reply.published is not None and heard >= self.reply.published:
+            self._came("idle")
 
     def on_iopub(self, message: Received) -> None:
         """A message on iopub with this execution as its parent."""

@@ -38,6 +38,9 @@ REST_S = 1.0
 GONE_S = 1.2
 """For all processes of a kernel to be gone; ``Process.gone`` answers within a second."""
 
+OVER_S = 0.15
+"""Past the grace, for the processes of a kernel that did not survive it: the service's own clock ends 0.2 s after it."""
+
 _PROGRESS_S = 0.25
 _REMEMBERED = 8
 """Executions of a kernel whose late output is kept."""
@@ -68,6 +71,7 @@ class Kernel:
         self._gone = gone
         self._send = send
         self._number = 0
+        self._heard = 0
         self._running: Running | None = None
         self._remembered: OrderedDict[int, Running] = OrderedDict()
         self._ending = False
@@ -255,7 +259,7 @@ class Kernel:
         """Wait until nothing of the kernel is left; return whether that is so."""
         limit = GONE_S
         if running.why is not None:  # the answer is due with the grace
-            limit = running.left_s()
+            limit = running.left_s() + OVER_S
         self._process.kill()
         await asyncio.wait([self._clean], timeout=max(limit, 0.05))
         return self._clean.done() and self._clean.result()
@@ -281,14 +285,18 @@ class Kernel:
     def _on_shell(self, message: Received) -> None:
         running = self._running
         if running is not None and message.parent == running.request:
-            running.on_shell(message)
+            running.on_shell(message, self._heard)
             if running.reply is not None:
                 self._loop.call_later(REST_S, running.end)
 
     def _on_iopub(self, message: Received) -> None:
+        self._heard = 0 if message.type == "iopub_welcome" else self._heard + 1
         running = self._running
-        if running is not None and message.parent == running.request:
+        if running is None:
+            return
+        if message.parent == running.request:
             running.on_iopub(message)
+        running.on_heard(self._heard)
 
     def begun(self, pipe: Pipe, execution: int) -> None:
         """A mark: see ``marks.Heard``. Which execution runs is known here already."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from IPython.core.async_helpers import _pseudo_sync_runner
 from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
@@ -25,7 +26,9 @@ class Kernel(IPythonKernel):
     """The kernel of this process.
 
     An execute request may carry ``{"cellbox": {"execution": 7, "env": {…}, "cwd": "…"}}`` in its metadata: the number its
-    marks carry, variables that are set for this execution, and the directory it runs in. The reply has ``exit_code``.
+    marks carry, variables that are set for this execution, and the directory it runs in. Then neither status nor
+    execute_input are published for it: its end is the reply. The reply has ``exit_code`` and, with marks, ``published``: how many
+    messages iopub had until then, counted from the last greeting.
     """
 
     shell_class = Type(Shell)
@@ -50,6 +53,30 @@ class Kernel(IPythonKernel):
         """Undo what the cell did to ``sys.stdout`` and the like, if they are unusable now."""
         if any(getattr(stream, "closed", True) for stream in (sys.stdout, sys.stderr)):
             self._streams_home()
+
+    def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
+        """Note the request that is being handled. Without subshells one that names a subshell is marked as astray."""
+        header = parent.get("header") or {}
+        if not self._supports_kernel_subshells and header.pop("subshell_id", None) is not None:
+            parent["astray"] = True
+        super().set_parent(ident, parent, channel)
+
+    def should_handle(self, stream: Any, msg: dict[str, Any], idents: Any) -> bool:
+        """Answer what is astray with an error."""
+        if not msg.get("astray"):
+            return True
+        content = {"status": "error", "ename": "UnknownSubshellError", "evalue": "no subshells here", "traceback": []}
+        kind = msg["header"]["msg_type"].replace("_request", "_reply")
+        self.session.send(stream, kind, content, msg, ident=idents)
+        return False
+
+    def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
+        if not _is_ours(parent or self.get_parent(channel)):
+            super()._publish_status(status, channel, parent)
+
+    def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
+        if not _is_ours(parent):
+            super()._publish_execute_input(code, parent, execution_count)
 
     def pre_handler_hook(self) -> None:
         """SIGINT is of the cell only; see ``do_execute``."""
@@ -92,8 +119,10 @@ class Kernel(IPythonKernel):
         reply = self._reply(failed, user_expressions)
         self._streams_home()
         self._flush_c()
-        if self.streams is not None and execution is not None:
-            self.streams.end(execution)
+        if self.streams is not None:
+            reply["published"] = self.iopub_thread.published
+            if execution is not None:
+                self.streams.end(execution)
         return reply
 
     async def _run_cell(
@@ -105,21 +134,27 @@ class Kernel(IPythonKernel):
             transformed = shell.transform_cell(code)
         except Exception:  # noqa: BLE001 - shown by the shell
             problem = sys.exc_info()
-        options = {"store_history": store_history, "silent": silent, "cell_id": cell_id}
-        if not shell.should_run_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem):
-            result = shell.run_cell(code, **options)
-        else:
-            result = None
-            self._cell = asyncio.ensure_future(
-                shell.run_cell_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem, **options)
-            )
-            try:
+        shell._last_traceback_during_displayhook = False
+        running = shell.run_cell_async(
+            code,
+            store_history=store_history,
+            silent=silent,
+            transformed_cell=transformed,
+            preprocessing_exc_tuple=problem,
+            cell_id=cell_id,
+        )
+        result = None
+        try:
+            if shell.should_run_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem):
+                self._cell = asyncio.ensure_future(running)
                 result = await self._cell
-            finally:
-                self._cell = None
-                shell.events.trigger("post_execute")
-                if not silent:
-                    shell.events.trigger("post_run_cell", result)
+            else:
+                result = _pseudo_sync_runner(running)
+        finally:
+            self._cell = None
+            shell.events.trigger("post_execute")
+            if not silent:
+                shell.events.trigger("post_run_cell", result)
         error: BaseException | None = result.error_before_exec or result.error_in_exec
         return error
 
@@ -155,7 +190,7 @@ class Kernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _on_sigint(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._in_cell:
+        if not self._in_cell or (self.streams is not None and self.iopub_thread.defers_interrupt()):
             return
         loop = self.io_loop.asyncio_loop
         if self._cell is not None:
@@ -184,6 +219,11 @@ class Kernel(IPythonKernel):
         for name in ("stdout", "stderr"):
             with contextlib.suppress(ValueError):
                 self._libc.fflush(ctypes.c_void_p.in_dll(self._libc, name))
+
+
+def _is_ours(parent: dict[str, Any]) -> bool:
+    """Whether a request comes from one who counts."""
+    return "cellbox" in (parent.get("metadata") or {})
 
 
 @contextlib.contextmanager
