@@ -34,7 +34,7 @@ STATEFUL = {
     "C loop": ("print('before')\nsum(range(10**12))", "lost"),
     "C code that ignores signals": (HOLDS_THE_LOCK, "lost"),
     "swallows everything": (
-        "print('before')\nwhile True:\n  try:\n    while True: pass\n  except BaseException: pass", "lost"),
+        "print('before')\nwhile True:\n  try:\n    while True: pass\n  except BaseException: pass", "either"),
 }  # fmt: skip
 
 STATELESS = {
@@ -59,7 +59,8 @@ def timed(cellbox: Cellbox, **fields: Any) -> tuple[dict[str, Any], float]:
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_stateful_timeout_answers_in_time_and_says_what_is_left(cellbox: Cellbox, scope: str, name: str) -> None:
-    code, state = STATEFUL[name]
+    """The state is kept where it can be: an interrupt may find the one moment in which nothing swallows it."""
+    code, expected = STATEFUL[name]
     cellbox.cell("x = 41", scope=scope, session="s")
     answer, took = timed(
         cellbox, scope=scope, session="s", language="python", code=code, stateful=True, timeout=TIMEOUT_S
@@ -67,7 +68,8 @@ def test_a_stateful_timeout_answers_in_time_and_says_what_is_left(cellbox: Cellb
     assert took <= TIMEOUT_S + GRACE_S + SLACK_S
     assert (answer["status"], answer["timed_out"], answer["exit_code"]) == ("timeout", True, 124)
     assert answer["stdout"] == "before\n"
-    assert answer["state"] == state
+    state = answer["state"]
+    assert state == expected or (expected == "either" and state in {"kept", "lost"})
     after = cellbox.cell("x + 1" if state == "kept" else "'x' in globals()", scope=scope, session="s")
     assert after["results"][0]["data"]["text/plain"] == ("42" if state == "kept" else "False")
     assert after["state"] == ("kept" if state == "kept" else "new")
@@ -143,7 +145,7 @@ def test_a_fork_loop_is_ended(cellbox: Cellbox, scope: str, stateful: bool) -> N
 
 def test_a_run_that_kills_its_supervisor_is_ended_from_outside(cellbox: Cellbox, scope: str) -> None:
     cellbox.cell("x = 1", scope=scope, session="s")
-    before = set(cellbox.processes())
+    before = set(sandbox_tree(cellbox))
     answer, took = timed(cellbox, scope=scope, session="s", language="python", code=KILLS_SUPERVISOR, timeout=TIMEOUT_S)
     assert took <= TIMEOUT_S + GRACE_S + SLACK_S
     assert answer["status"] in {"died", "timeout"}
