@@ -105,10 +105,14 @@ class _Server:
                 self._tasks[message.id] = task
                 task.add_done_callback(lambda _: self._tasks.pop(message.id))
         elif isinstance(message, Cancel):
-            if not self._runs.cancel(message.id):
-                self._kernels.cancel(message.id)
+            # A task that was made just now begins first.
+            asyncio.get_running_loop().call_soon(self._cancel, message.id)
         else:
             tasks.create_task(self._stop_kernel(message), name=f"stop {message.language}")
+
+    def _cancel(self, execution: str) -> None:
+        if not self._runs.cancel(execution):
+            self._kernels.cancel(execution)
 
     def end(self) -> None:
         """End all executions: nobody waits for their answers any more."""

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from .programs import Command, Program, PythonRun
@@ -28,7 +29,7 @@ _PYTHON_WITH_STDIN = (
     "import sys, os; sys.argv[0] = '-'; f = os.fdopen(3, 'rb'); c = f.read(); f.close(); "
     "exec(compile(c, '<stdin>', 'exec'), {k: v for k, v in globals().items() if k not in ('sys', 'os', 'f', 'c')})"
 )
-_NODE_WITH_STDIN = "node_with_stdin.cjs"
+_NODE_WITH_STDIN = str(Path(__file__).with_name("node_stdin.cjs"))
 
 
 class Start(NamedTuple):
@@ -61,7 +62,7 @@ def start(message: Execute, environment: Mapping[str, str], cwd: str) -> Iterato
             if given is None:
                 yield Start(Command(["node", "-"], env, cwd), code, ())
             else:
-                yield Start(Command(["node", "-e", _NODE_WITH_STDIN], env, cwd), stdin, (code,))
+                yield Start(Command(["node", "-r", _NODE_WITH_STDIN, "-"], env, cwd), stdin, (code,))
         elif not _needs_fresh(environment, message.env):
             yield Start(PythonRun(env, cwd), stdin, (code,))
         elif given is None:

@@ -5,9 +5,11 @@ Linux only, like the sandbox. Nothing here waits.
 
 from __future__ import annotations
 
+import array
 import ctypes
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -76,6 +78,20 @@ def kill_below(root: int) -> int:
     for entry in found:
         kill(entry.pid)
     return len(found)
+
+
+def receive_with_descriptors(source: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """Return the next message of at most ``size`` bytes and its descriptors, at most ``most``. Blocks.
+
+    ``socket.recv_fds`` ignores its flags in Python 3.11, so descriptors would be inherited by every program.
+    """
+    item = array.array("i").itemsize
+    data, ancillary, _, _ = source.recvmsg(size, socket.CMSG_SPACE(most * item), socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % item])
+    return data, descriptors.tolist()
 
 
 def become_subreaper() -> None:

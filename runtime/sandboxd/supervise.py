@@ -99,8 +99,8 @@ def _receive(source: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next request, b"" at the end, and its descriptors. Blocks: what is ready waits here."""
     while True:
         try:
-            request, descriptors, _, _ = socket.recv_fds(
-                source, programs.MAX_REQUEST, programs.MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            request, descriptors = osproc.receive_with_descriptors(
+                source, programs.MAX_REQUEST, programs.MAX_DESCRIPTORS
             )
         except ConnectionResetError:
             return b"", []

@@ -66,7 +66,7 @@ def end() -> None:
 
 def _fork(requests: socket.socket, wake: int, children: set[int]) -> bool:
     """Fork one supervisor; False if no more requests can come. When the fork fails sandboxd sees its socket close."""
-    request, descriptors, _, _ = socket.recv_fds(requests, len(ONE), 1, socket.MSG_CMSG_CLOEXEC)
+    request, descriptors = osproc.receive_with_descriptors(requests, len(ONE), 1)
     if not request:
         return False
     for descriptor in descriptors:
