@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interpreter import wire
-from interpreter.errors import CodeTooLarge, InvalidRequest, NotBuilt, UnknownLanguage, UnsupportedField
+from interpreter.errors import CodeTooLarge, NotBuilt, UnknownLanguage, UnsupportedField
 from interpreter.executions.model import ExecRequest
 from interpreter.http.base import ApiHandler, ExecLimits
 
@@ -44,8 +44,6 @@ def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
         len(body.code) * 4 > limits.max_code_bytes and len(body.code.encode()) > limits.max_code_bytes
     ):
         raise CodeTooLarge(f"code is over {limits.max_code_bytes} bytes.")
-    if "\0" in body.code and language == "bash":
-        raise InvalidRequest("code has a NUL, which no shell can read.")
     stdin = body.stdin
     if stateful and language in ("python", "node"):
         if stdin:
