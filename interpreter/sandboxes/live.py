@@ -12,7 +12,9 @@ from interpreter.link.connection import Connection
 from interpreter.link.errors import LinkClosed
 from interpreter.sandboxes.table import Row
 
-_KILLED = (9, -9, 128 + 9)
+_KILLED = (0, 9, -9, 128 + 9)
+"""Statuses of a sandbox whose processes were killed. 0: the boot process ends in order once sandboxd is no more, which nobody
+but the tenant can have brought about."""
 
 
 class SandboxStopped(Exception):

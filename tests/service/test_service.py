@@ -241,12 +241,12 @@ async def test_death_of_the_link_ends_everything_with_a_reason_and_the_next_call
     idle = await house.exec("a", context="idle")
     await house.sandboxd.wait_for("wait")
     answer = await house.exec("dies")
-    assert (answer.status, answer.exit_code, answer.reason, answer.state) == ("died", 137, "crash", "lost")
+    assert (answer.status, answer.exit_code, answer.reason, answer.state) == ("died", 137, "killed", "lost")
     assert (await house.service.settle(other)).status == "died"
     assert idle.state == "new"
     assert (await house.exec("b")).state == "new"
     lost = await house.exec("b", context="idle")
-    assert (lost.state, lost.reason, lost.generation) == ("lost", "crash", 2)
+    assert (lost.state, lost.reason, lost.generation) == ("lost", "killed", 2)
     assert (await house.exec("c", context="idle")).state == "kept"
 
 
