@@ -58,7 +58,8 @@ class Environment:
     venv: the virtual environment. base: prefix of its base Python. version: of Python, as ``3.11``. tree: the
     furnished tree, holding ``cellbox/`` (to be ``/opt/cellbox``) and ``etc/``. etc: places under the host's ``/etc`` to
     be shown at the same place inside, read-only. libpython: the base Python's library where its programs look for it by
-    the host's path; it has to be there inside too, else they load another one or none.
+    the host's path; it has to be there inside too, else they load another one or none. masked: places inside where the host's own packages
+    for the base Python would be; they are none of a tenant's business.
     """
 
     venv: Path
@@ -67,6 +68,7 @@ class Environment:
     tree: Path
     etc: tuple[Path, ...]
     libpython: Path | None
+    masked: tuple[str, ...]
 
     @property
     def base_under_usr(self) -> bool:
@@ -97,7 +99,8 @@ def find(venv: Path | None = None) -> Environment:
     base = python.resolve().parent.parent
     version = next(entry.name.removeprefix("python") for entry in sorted((venv / "lib").glob("python3.*")))
     etc = tuple(Path("/etc") / name for name in _ETC_TREES if (Path("/etc") / name).exists())
-    return Environment(venv, base, version, _furnish(venv, base, version, etc), etc, _libpython(python, base, version))
+    tree = _furnish(venv, base, version, etc)
+    return Environment(venv, base, version, tree, etc, _libpython(python, base, version), tuple(_masked(base, version)))
 
 
 def make(venv: Path, *, python: str = sys.executable) -> Environment:
@@ -115,6 +118,17 @@ def make(venv: Path, *, python: str = sys.executable) -> Environment:
 def compile_for_inside(venv: Path) -> None:
     """Byte-compile the packages anew with the paths they have inside. A file that is not Python stays as it is."""
     _compile(venv, venv / "lib", strip=venv, prepend=INSIDE_VENV, options=["-j", "0"])
+
+
+def _masked(base: Path, version: str) -> Iterator[str]:
+    if not base.is_relative_to("/usr"):
+        yield str(INSIDE_PYTHON / "lib" / f"python{version}" / "site-packages")
+        return
+    library = f"lib/python{version}"
+    for place in ("lib/python3/dist-packages", f"{library}/site-packages", f"{library}/dist-packages"):
+        for prefix in dict.fromkeys((Path("/usr"), Path("/usr/local"), base)):
+            if (prefix / place).is_dir():
+                yield str(prefix / place)
 
 
 def _libpython(python: Path, base: Path, version: str) -> Path | None:

@@ -42,7 +42,6 @@ def binds(spec: SandboxSpec, environment: Environment, top: Sequence[str] = ()) 
 
     top: names at the top of the host that are directories of their own, as ``lib`` where it is not ``/usr/lib``.
     """
-    site = f"lib/python{environment.version}/site-packages"
     shown = [
         Bind(Path("/usr"), "/usr"),
         *(Bind(Path("/") / name, f"/{name}") for name in top),
@@ -54,9 +53,8 @@ def binds(spec: SandboxSpec, environment: Environment, top: Sequence[str] = ()) 
     if (share := environment.venv / "share").is_dir():
         shown.append(Bind(share, str(INSIDE_VENV / "share")))
     if not environment.base_under_usr:
-        # The host's own packages beside the base Python are none of the tenant's business.
         shown.append(Bind(environment.base, str(INSIDE_PYTHON)))
-        shown.append(Bind(environment.tree / "cellbox" / "empty", str(INSIDE_PYTHON / site)))
+    shown += [Bind(environment.tree / "cellbox" / "empty", place) for place in environment.masked]
     if environment.libpython is not None:
         shown.append(Bind(environment.libpython, str(environment.libpython)))
     return [

@@ -270,6 +270,9 @@ def _fork(spec: dict[str, Any], said: int) -> _Child:
 def _become_bwrap(spec: dict[str, Any], us: int, go: int, descriptors: dict[int, int]) -> None:
     if spec["uid"] is not None:
         _stage(spec)
+    else:
+        for path, base in spec["sources"]:
+            os.close(_open_below(base, path))
     if not os.read(go, 1):
         raise Failed("the supervisor ended")
     os.umask(0o022)

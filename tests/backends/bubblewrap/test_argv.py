@@ -17,6 +17,7 @@ ENVIRONMENT = Environment(
     tree=Path("/srv/venv/inside/abc"),
     etc=(Path("/etc/ssl/certs"), Path("/etc/fonts")),
     libpython=Path("/home/me/python/lib/libpython3.11.so.1.0"),
+    masked=("/opt/cellbox/python/lib/python3.11/site-packages",),
 )
 SPEC = SandboxSpec(
     id=SandboxId("0123456789abcdef"),
@@ -112,8 +113,12 @@ def test_only_the_scopes_data_is_writable_and_walked_without_links() -> None:
 
 
 def test_a_python_under_usr_is_not_bound_again() -> None:
-    environment = Environment(Path("/srv/venv"), Path("/usr"), "3.11", Path("/srv/tree"), (), None)
-    assert "/opt/cellbox/python" not in {bind.target for bind in argv.binds(SPEC, environment)}
+    environment = Environment(
+        Path("/srv/venv"), Path("/usr"), "3.11", Path("/srv/tree"), (), None, ("/usr/lib/python3/dist-packages",)
+    )
+    shown = {bind.target: bind.source for bind in argv.binds(SPEC, environment)}
+    assert "/opt/cellbox/python" not in shown
+    assert shown["/usr/lib/python3/dist-packages"] == Path("/srv/tree/cellbox/empty")
 
 
 def test_directories_at_the_top_that_are_no_links_are_bound_after_usr() -> None:

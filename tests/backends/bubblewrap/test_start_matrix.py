@@ -112,25 +112,33 @@ async def test_all_there_as_root(make: Make) -> None:
 
 
 NOBODY = 65_534
-_AS_NOBODY = """
+_AS_NOBODY = '''
     import asyncio, json, os, sys
     from pathlib import Path
     from interpreter.backends.base import Limits, SandboxId, SandboxSpec
     from interpreter.backends.bubblewrap.backend import BubblewrapBackend
 
+    PROGRAM = """
+        cd /opt/workspace
+        id -u >said
+        ulimit -u >>said
+        /opt/cellbox/venv/bin/python -c 'import sys; print(sys.prefix); print(*sys.path[1:], sep=",")' >>said
+        ls /usr/lib/python3/dist-packages | wc -l >>said
+    """
+
     async def main(root):
         backend = BubblewrapBackend(root=root / "data", lock=root / "lock", idle_s=60, probe_uid=None, venv=root / "venv",
-            boot=lambda config: ["/bin/bash", "-c", "id -u >/opt/workspace/id; ulimit -u >>/opt/workspace/id"])
+            boot=lambda config: ["/bin/bash", "-c", PROGRAM])
         warnings = await backend.check()
         places = [root / "data" / name for name in ("workspace", "user", "link")]
         for place in places: place.mkdir()
         sandbox = await backend.start(SandboxSpec(SandboxId("0" * 16), None, None, *places))
         end = await asyncio.wait_for(sandbox.wait(), 10)
         await backend.aclose()
-        print(json.dumps([warnings, backend.single_tenant, end.status, (places[0] / "id").read_text().split()]))
+        print(json.dumps([warnings, backend.single_tenant, end.status, (places[0] / "said").read_text().split()]))
 
     asyncio.run(main(Path(sys.argv[1])))
-"""
+'''
 
 
 @needs_bubblewrap
@@ -159,11 +167,14 @@ def test_without_root_one_tenant_and_warnings_that_say_so() -> None:
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
-        warnings, single, status, (inside, processes) = json.loads(done.stdout)
+        warnings, single, status, (inside, processes, prefix, path, packages) = json.loads(done.stdout)
         assert single
         assert status == 0
         assert inside == "1000"
         assert int(processes) < 1000
+        assert prefix == "/opt/cellbox/venv"
+        assert "/opt/cellbox/venv/lib/" in path
+        assert packages == "0", "the host's own packages are not there"
         assert "one scope only" in warnings[0]
         assert "not limited" in warnings[1]
     finally:
