@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import inspect
 import os
 import time
@@ -41,21 +42,22 @@ async def no_task_left() -> AsyncIterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    counts = [_children, _empty_cgroups]
+def nothing_left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    temporary = tmp_path_factory.getbasetemp()
+    counts: dict[str, Callable[[], set[str]]] = {"children": _children, "cgroups": lambda: _cgroups(temporary)}
     if "cellbox" not in request.fixturenames:
-        counts.append(_descriptors)
-    before = {count: count() for count in counts}
+        counts["descriptors"] = _descriptors
+    before = {name: count() for name, count in counts.items()}
     yield
-    for count in counts:
-        _wait_until_gone(count, before[count])
+    for name, count in counts.items():
+        _wait_until_gone(name, count, before[name])
 
 
-def _wait_until_gone(count: Callable[[], set[str]], before: set[str]) -> None:
+def _wait_until_gone(name: str, count: Callable[[], set[str]], before: set[str]) -> None:
     deadline = time.monotonic() + SETTLE_S
     while left := count() - before:
         if time.monotonic() > deadline:
-            pytest.fail(f"{count.__name__.strip('_').replace('_', ' ')} left: {sorted(left)}")
+            pytest.fail(f"{name} left: {sorted(left)}")
         gc.collect()
         time.sleep(0.01)
 
@@ -89,14 +91,15 @@ def _children() -> set[str]:
     return found
 
 
-def _empty_cgroups() -> set[str]:
-    """Cgroups of ours in which nothing runs. Ones in use may belong to a service beside the tests."""
+def _cgroups(temporary: Path) -> set[str]:
+    """Empty cgroups whose name has the hash of a data root under ``temporary``: other services may run beside the tests."""
+    roots = [path for depth in ("*", "*/*") for path in temporary.glob(depth) if path.is_dir()]
+    hashes = {hashlib.sha256(os.fsencode(root)).hexdigest()[:8] for root in roots}
     found = set()
-    root = Path("/sys/fs/cgroup")
     for depth in range(5):
-        for group in root.glob("*/" * depth + "cellbox-*"):
+        for group in Path("/sys/fs/cgroup").glob("*/" * depth + "cellbox-*"):
             try:
-                if group.is_dir() and not (group / "cgroup.procs").read_text():
+                if group.name.split("-")[1] in hashes and not (group / "cgroup.procs").read_text():
                     found.add(str(group))
             except OSError:
                 continue
