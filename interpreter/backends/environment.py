@@ -58,8 +58,8 @@ class Environment:
     venv: the virtual environment. base: prefix of its base Python. version: of Python, as ``3.11``. tree: the
     furnished tree, holding ``cellbox/`` (to be ``/opt/cellbox``) and ``etc/``. etc: places under the host's ``/etc`` to
     be shown at the same place inside, read-only. libpython: the base Python's library where its programs look for it by
-    the host's path; it has to be there inside too, else they load another one or none. masked: places inside where the host's own packages
-    for the base Python would be; they are none of a tenant's business.
+    the host's path; it has to be there inside too, else they load another one or none. masked: places inside where the
+    host's own packages for the base Python would be; they are none of a tenant's business.
     """
 
     venv: Path

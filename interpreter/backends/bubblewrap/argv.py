@@ -23,8 +23,12 @@ UID_INSIDE = 1000
 STAGE = "/src"
 """Where the supervisor shows bwrap its sources: ``/src/0``, ``/src/1``, ... in the order of ``binds``."""
 
+ROOM = "/room"
+"""Where the supervisor shows bwrap the writable places that it has made itself, likewise."""
+
 _KERNEL_FILES_BYTES = 16 * 2**20
 _MIB = 2**20
+_BYTES_PER_FILE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,26 @@ class Bind:
     target: str
     writable: bool = False
     tenant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A writable place in memory. mode: octal. bytes, files: how much and how many fit (files only where we are root)."""
+
+    target: str
+    mode: str
+    bytes: int
+    files: int
+
+
+def rooms(tmp_mib: int) -> list[Room]:
+    """Return the writable places beside the scope's data."""
+    size = tmp_mib * _MIB
+    return [
+        Room("/dev/shm", "1777", size, size // _BYTES_PER_FILE),  # noqa: S108
+        Room("/tmp", "1777", size, size // _BYTES_PER_FILE),  # noqa: S108
+        Room(str(KERNEL_FILES), "0700", _KERNEL_FILES_BYTES, _KERNEL_FILES_BYTES // _BYTES_PER_FILE),
+    ]
 
 
 def binds(spec: SandboxSpec, environment: Environment, top: Sequence[str] = ()) -> list[Bind]:
@@ -70,7 +94,8 @@ def arguments(
     *,
     sources: Sequence[str],
     roots: Mapping[str, str],
-    tmp_mib: int,
+    writable: Sequence[Room],
+    made: Sequence[str] = (),
     environment: Mapping[str, str],
     command: Sequence[str],
     seccomp_fd: int,
@@ -78,18 +103,20 @@ def arguments(
 ) -> list[str]:
     """Return the arguments of ``bwrap``, without its name.
 
-    sources: where bwrap finds each of ``shown``. roots: links at the top, as ``{"bin": "usr/bin"}``. environment: of
+    sources: where bwrap finds each of ``shown``. roots: links at the top, as ``{"bin": "usr/bin"}``. made: where bwrap
+    finds each of ``writable``, made already; empty: bwrap makes them, without a limit of files. environment: of
     the command, complete. seccomp_fd: open for reading, at the start of the filter. info_fd: for writing, gets the pid.
     """
-    size = str(tmp_mib * _MIB)
     words = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"]
     words += ["--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += ["--uid", str(UID_INSIDE), "--gid", str(UID_INSIDE), "--hostname", "sandbox"]
     words += ["--seccomp", str(seccomp_fd), "--info-fd", str(info_fd)]
     words += ["--proc", "/proc", "--dev", "/dev"]
-    words += ["--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108
-    words += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]  # noqa: S108
-    words += ["--perms", "0700", "--size", str(_KERNEL_FILES_BYTES), "--tmpfs", str(KERNEL_FILES)]
+    for number, room in enumerate(writable):
+        if made:
+            words += ["--bind", made[number], room.target]
+        else:
+            words += ["--perms", room.mode, "--size", str(room.bytes), "--tmpfs", room.target]
     for bind, source in zip(shown, sources, strict=True):
         words += ["--bind" if bind.writable else "--ro-bind", source, bind.target]
     for name, target in sorted(roots.items()):
@@ -100,6 +127,6 @@ def arguments(
     return [*words, "--", *command]
 
 
-def staged(count: int) -> list[str]:
-    """Return where the supervisor shows bwrap that many sources."""
-    return [f"{STAGE}/{number}" for number in range(count)]
+def staged(count: int, place: str = STAGE) -> list[str]:
+    """Return where the supervisor shows bwrap that many sources, or that many writable places."""
+    return [f"{place}/{number}" for number in range(count)]

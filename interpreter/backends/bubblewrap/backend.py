@@ -194,6 +194,7 @@ class BubblewrapBackend(Backend):
         shown = argv.binds(spec, self._environment, top)
         dropping = spec.uid is not None and self._is_root
         sources = argv.staged(len(shown)) if dropping else [str(bind.source) for bind in shown]
+        writable = argv.rooms(spec.limits.tmp_mib)
         stage_links = [*links.items(), ("usr", "src/0")]
         stage_links += [
             (bind.target[1:], f"src/{number}") for number, bind in enumerate(shown) if bind.target[1:] in top
@@ -208,6 +209,7 @@ class BubblewrapBackend(Backend):
             "uid": spec.uid if dropping else None,
             "gid": spec.gid,
             "sources": [self._source(bind) for bind in shown],
+            "rooms": [(room.mode, room.bytes, room.files) for room in writable],
             "stage_links": stage_links,
             "bwrap": self._bwrap,
             "seccomp": self._filter,
@@ -217,7 +219,8 @@ class BubblewrapBackend(Backend):
                 shown,
                 sources=sources,
                 roots=links,
-                tmp_mib=spec.limits.tmp_mib,
+                writable=writable,
+                made=argv.staged(len(writable), argv.ROOM) if dropping else (),
                 environment=environment_of_boot(),
                 command=boot,
                 seccomp_fd=_SECCOMP_FD,

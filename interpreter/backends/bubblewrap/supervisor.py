@@ -307,8 +307,12 @@ def _stage(spec: dict[str, Any]) -> None:
     _mount("tmpfs", _PLACE, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m,nr_inodes=256")
     os.umask(0o022)
     os.chdir(_PLACE)
-    for name in ("src", "dev", "proc", "tmp"):
+    for name in ("src", "room", "dev", "proc", "tmp"):
         os.mkdir(name)
+    for number, (mode, size, files) in enumerate(spec["rooms"]):
+        os.mkdir(f"room/{number}")
+        limits = f"mode={mode},size={size},nr_inodes={files},uid={spec['uid']},gid={spec['gid']}"
+        _mount("tmpfs", f"room/{number}", "tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     for number, (source, tenant) in enumerate(sources):
         _bind(source, f"src/{number}", 0 if tenant else _MS_REC)
     for name, device in devices:

@@ -32,9 +32,9 @@ GOLDEN = """
 --disable-userns --cap-drop ALL --die-with-parent --new-session --as-pid-1
 --uid 1000 --gid 1000 --hostname sandbox --seccomp 100 --info-fd 101
 --proc /proc --dev /dev
---perms 1777 --size 8388608 --tmpfs /dev/shm
---perms 1777 --size 8388608 --tmpfs /tmp
---perms 0700 --size 16777216 --tmpfs /run/kernels
+--bind /room/0 /dev/shm
+--bind /room/1 /tmp
+--bind /room/2 /run/kernels
 --ro-bind /src/0 /usr
 --ro-bind /src/1 /etc
 --ro-bind /src/2 /etc/ssl/certs
@@ -54,13 +54,21 @@ GOLDEN = """
 """
 
 
-def _arguments(command: list[str]) -> list[str]:
+WITHOUT_ROOT = """
+--perms 1777 --size 8388608 --tmpfs /dev/shm
+--perms 1777 --size 8388608 --tmpfs /tmp
+--perms 0700 --size 16777216 --tmpfs /run/kernels
+"""
+
+
+def _arguments(command: list[str], *, root: bool = True) -> list[str]:
     shown = argv.binds(SPEC, ENVIRONMENT)
     return argv.arguments(
         shown,
         sources=argv.staged(len(shown)),
         roots={"lib": "usr/lib", "bin": "usr/bin"},
-        tmp_mib=8,
+        writable=argv.rooms(tmp_mib=8),
+        made=argv.staged(3, argv.ROOM) if root else (),
         environment={"A": "--b"},
         command=command,
         seccomp_fd=100,
@@ -70,6 +78,12 @@ def _arguments(command: list[str]) -> list[str]:
 
 def test_the_command_is_this_word_for_word() -> None:
     assert _arguments(["/bin/boot", '{"x":1}']) == GOLDEN.split()
+
+
+def test_without_root_bwrap_makes_the_writable_places() -> None:
+    words = " ".join(_arguments(["/bin/boot"], root=False))
+    assert " ".join(WITHOUT_ROOT.split()) in words
+    assert "/room" not in words
 
 
 def test_no_word_of_the_command_is_taken_for_an_option() -> None:
@@ -100,7 +114,7 @@ def test_no_destination_lies_in_a_place_that_a_tenant_can_write(environment: Env
     """A link planted there would move the mount."""
     shown = argv.binds(SPEC, environment)
     writable = [PurePosixPath(bind.target) for bind in shown if bind.writable]
-    writable += [PurePosixPath(place) for place in ("/tmp", "/dev/shm", "/run/kernels")]
+    writable += [PurePosixPath(room.target) for room in argv.rooms(8)]
     for bind in shown:
         inside = [place for place in writable if PurePosixPath(bind.target) != place]
         assert not any(PurePosixPath(bind.target).is_relative_to(place) for place in inside), bind

@@ -134,6 +134,7 @@ for name in ("CORE", "NOFILE", "NPROC", "FSIZE"):
     except (OSError, ValueError): continue
     said["raised"] = name
 attempt("tmp", lambda: open("/tmp/file", "wb").write(bytes(9 * 2**20)))
+attempt("files", lambda: [open(f"/dev/shm/{number}", "w").close() for number in range(10_000)])
 """
     )
     assert said == {
@@ -142,6 +143,7 @@ attempt("tmp", lambda: open("/tmp/file", "wb").write(bytes(9 * 2**20)))
         "NPROC": [8192, 8192],
         "FSIZE": [2**34, 2**34],
         "tmp": "No space left on device",
+        "files": "No space left on device",
     }
 
 
