@@ -168,7 +168,7 @@ class QueueTimeout(ServiceError):
 
 
 class TooManySessions(ServiceError):
-    """As many sandboxes as may exist exist, and none is idle long enough to go."""
+    """As many sandboxes as may exist exist; one that goes makes room."""
 
     code = "too_many_sessions"
     retryable = True

@@ -46,6 +46,7 @@ REMOVE_S = 600.0
 """For removing the data of a scope, which may be millions of files."""
 CLOSE_S = 10.0
 HEALTH_S = 5.0
+HEALTH_KEPT_S = 5.0
 KERNEL_STOP_S = 5.0
 """For a kernel's end beyond the grace, before its sandbox is ended instead."""
 
@@ -115,6 +116,9 @@ class Interpreter:
         )
         self._tasks = Tasks()
         self._draining = False
+        self._asking = asyncio.Lock()
+        self._health_until = 0.0
+        self._trouble: str | None = None
 
     async def start(self) -> list[str]:
         """Lock the data root, check the backend, remove leftovers, begin reaping; return warnings for the operator.
@@ -249,14 +253,27 @@ class Interpreter:
         return await self._shielded(self._remove(keys, purge=purge, force=force, scope=scope), "remove scope")
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not."""
+        """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not.
+
+        The backend is asked every ``HEALTH_KEPT_S`` seconds at most, however many ask here: nobody needs a key for that.
+        """
+        async with self._asking:
+            if self._clock() >= self._health_until:
+                self._trouble = await self._ask_backend()
+                self._health_until = self._clock() + HEALTH_KEPT_S
         about: dict[str, Any] = {"status": "ok", "runtime": self._backend.name}
+        if self._trouble is not None:
+            return False, {**about, "status": "unavailable", "message": self._trouble}
+        return True, about
+
+    async def _ask_backend(self) -> str | None:
+        """Return what keeps sandboxes from being served, in a sentence."""
         try:
             async with asyncio.timeout(HEALTH_S):
                 await self._backend.check()
         except (BackendError, TimeoutError) as error:
-            return False, {**about, "status": "unavailable", "message": str(error) or "The runtime does not answer."}
-        return True, about
+            return str(error) or "The runtime does not answer."
+        return None
 
     async def _remove(self, keys: list[Key], *, purge: bool, force: bool, scope: str | None = None) -> dict[str, Any]:
         """Remove sandboxes. Decided before the first wait: who comes later gets a fresh sandbox, after the purge."""

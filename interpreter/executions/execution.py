@@ -56,7 +56,10 @@ class Execution:
         )
 
     def end(self, result: Answer | ServiceError, now: float) -> None:
-        """Say how it ended; later calls change nothing. now: seconds on the monotonic clock."""
+        """Say how it ended; later calls change nothing. now: seconds on the monotonic clock.
+
+        The last event of one that never ran has the error's ``code`` and ``message`` instead of an answer.
+        """
         if self.phase == "finished":
             return
         self.phase = "finished"

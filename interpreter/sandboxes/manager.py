@@ -215,6 +215,8 @@ class Manager:
         try:
             await _unless(dead, self._connect(live, listener))
         except SandboxStopped as error:
+            # The tenant's processes may have written it: only into our log, escaped and cut.
+            log.warning("a starting sandbox ended", extra={**_fields(live), "said": ascii(ended.result().said[:1000])})
             raise SandboxStartFailed("The sandbox ended while it was starting.", retry_after_s=1.0) from error
         finally:
             ended.cancel()

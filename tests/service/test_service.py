@@ -481,5 +481,7 @@ async def test_a_second_service_on_the_root_names_the_first(house: House) -> Non
 async def test_health(house: House) -> None:
     assert await house.service.health() == (True, {"status": "ok", "runtime": "fake"})
     house.backend.unavailable = BackendUnavailable("Type this.")
+    assert (await house.service.health())[0], "asked again within its time"
+    house.clock.ahead += 6
     ok, about = await house.service.health()
     assert (ok, about["message"]) == (False, "Type this.")
