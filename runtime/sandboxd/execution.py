@@ -23,6 +23,7 @@ from .results import Results, bundle_decoder
 Why = Literal["timeout", "interrupted"]
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_LATE = 65_536
 _MAX_NAME = 1000
 _MAX_VALUE = 100_000
 _MAX_LINES = 200
@@ -171,6 +172,11 @@ class Running:
             kernel=kernel,
         )
 
+    def keep_late(self) -> None:
+        """The outcome is told: from here on keep what comes late, and little of it."""
+        self.stdout = Capture(min(self.message.limits.text, _LATE))
+        self.stderr = Capture(min(self.message.limits.text, _LATE))
+
     def _ending(
         self, exited: Exited, *, lost: bool, stopped: bool
     ) -> tuple[Status, int, Reason | None, UserError | None]:
@@ -182,11 +188,7 @@ class Running:
         if self.why == "interrupted":
             return "interrupted", 130, "killed" if lost else None, error
         if lost:
-            if exited.status is None:
-                return "died", 137, "killed", None
-            if exited.status < 0:
-                return "died", 128 - exited.status, "crash", None
-            return "died", exited.status, "exit", None
+            return _death(exited)
         code = self.reply.exit_code if self.reply is not None else None
         if error is not None:
             return "error", code or 1, None, error
@@ -227,6 +229,15 @@ class Running:
         self._missing.discard(what)
         if not self._missing:
             self.end()
+
+
+def _death(exited: Exited) -> tuple[Status, int, Reason | None, UserError | None]:
+    """Return how an execution ends whose kernel has ended by itself."""
+    if exited.status is None:
+        return "died", 137, "killed", None
+    if exited.status < 0:
+        return "died", 128 - exited.status, "crash", None
+    return "died", exited.status, "exit", None
 
 
 def _plain(text: str) -> str:

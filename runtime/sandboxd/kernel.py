@@ -108,6 +108,9 @@ class Kernel:
         except TimeoutError:
             await self.stop()
             raise KernelStartError(f"the {self._spec.name} kernel did not answer within {START_S:.0f} s") from None
+        except zmq.ZMQError as error:
+            await self.stop()
+            raise KernelStartError(f"the {self._spec.name} kernel cannot be reached: {error.strerror}") from error
         except BaseException:
             await self.stop()
             raise
@@ -118,6 +121,7 @@ class Kernel:
     async def execute(self, message: Execute) -> Finished:
         """Run ``message`` to its end. Not to be called while another runs. Cancelled: the kernel is killed."""
         kernel = self.served()
+        self._drain()  # what is there by now is not of this execution
         self._number += 1
         running = self._running = Running(message, self._number, marks=self._spec.marks)
         self._remembered[self._number] = running
@@ -142,6 +146,7 @@ class Kernel:
             running.timer.cancel()
             self._running = None
         outcome = running.outcome(kernel if survived else "lost", status, stopped=self._ending)
+        running.keep_late()
         return Finished(message.id, outcome, sandbox_unsafe=not clean)
 
     def served(self) -> Literal["new", "kept"]:
@@ -158,7 +163,7 @@ class Kernel:
         return True
 
     @property
-    def ended(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether nothing of it is left."""
         return self._watcher is None or self._watcher.done()
 
@@ -174,6 +179,8 @@ class Kernel:
         environment = self._config.environment | self._spec.env
         if self._spec.marks:
             environment["CELLBOX_MARKS"] = secret
+        else:  # as every Jupyter front end says; 1: no need to watch a parent, and no advice for terminals
+            environment["JPY_PARENT_PID"] = "1"
         file = str(self._connection.file)
         workspace = self._config.workspace
         program: PythonKernel | Command

@@ -67,6 +67,8 @@ class Kernels:
 
         The service sends one at a time per kernel; a second one for a busy kernel waits. Cancelling the call kills the kernel.
         """
+        if message.language not in self._specs:
+            self._specs = find(self._config)  # it may have been installed meanwhile
         spec = self._specs.get(message.language)
         refused = self._refused(message, spec)
         if refused is not None or spec is None:
@@ -169,7 +171,7 @@ class Kernels:
                 self._forget(key, kernel)
                 self._send(KernelGone(*key, reason))
 
-        self._ending = {kernel for kernel in self._ending if not kernel.ended}
+        self._ending = {kernel for kernel in self._ending if not kernel.is_gone}
         kernel = Kernel(spec, self._config, next(self._folders), gone, self._send)
         await kernel.start(self._zygote, self._context)
         return kernel

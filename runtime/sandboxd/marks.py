@@ -71,7 +71,7 @@ class MarkReader:
             if mark is not None:
                 self._marked(mark)
                 at = mark.end()
-            elif len(data) - start < len(self._prefix) + _LONGEST:
+            elif self._may_go_on(data[start + len(self._prefix) :]):
                 self._pending = data[start:]
                 break
             else:
@@ -95,6 +95,11 @@ class MarkReader:
             return
         self._flush()
         (self._heard.begun if kind == b"b" else self._heard.ended)(self._pipe, int(execution))
+
+    @staticmethod
+    def _may_go_on(rest: bytes) -> bool:
+        """Whether what follows the secret, to the end of the data, can be the beginning of a mark."""
+        return len(rest) < _LONGEST and not rest.strip(b"bet;0123456789")
 
     def _rest(self, data: bytes, at: int) -> None:
         """Hand on all but what may be the beginning of a mark."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from sandboxd.kernels import Kernels
 from sandboxd.processes import Zygote
 from sandboxd.protocol import BootConfig, Execute, Finished, FromSandbox, Outcome, OutputLimits, Refused
@@ -73,7 +72,8 @@ class Sandbox:
                 "LANG": "C.UTF-8",
             },
         )
-        self.kernels = Kernels(self.config, zygote, self.sent.append)
+        self._told = asyncio.Event()
+        self.kernels = Kernels(self.config, zygote, self._hear)
 
     async def execute(self, code: str, **options: Any) -> Finished | Refused:
         options = {"language": "python", "timeout_s": 20.0, "grace_s": 2.0, "limits": LIMITS} | options
@@ -92,6 +92,15 @@ class Sandbox:
         outcome = await self.run(code, **options)
         assert outcome.status == "ok", outcome
         return next((entry.data["text/plain"] for entry in outcome.results if entry.type == "result"), None)
+
+    def _hear(self, message: FromSandbox) -> None:
+        self.sent.append(message)
+        self._told.set()
+
+    async def until_told(self, kind: type) -> None:
+        while not self.told(kind):
+            self._told.clear()
+            await self._told.wait()
 
     def told(self, kind: type) -> list[FromSandbox]:
         return [message for message in self.sent if isinstance(message, kind)]

@@ -6,7 +6,6 @@ import signal
 import time
 
 import pytest
-
 from sandboxd.protocol import Finished, KernelGone, KernelStopped, Preparing, StopKernel
 
 INTERRUPTED_AT_ONCE = [
@@ -142,15 +141,16 @@ async def test_descendants_that_hide_die_with_the_kernel(sandbox):
 async def test_death_between_executions_is_told_once(sandbox):
     await sandbox.run("import threading, os, time\nthreading.Timer(0.1, os._exit, [5]).start()")
     async with asyncio.timeout(3):
-        while not sandbox.told(KernelGone):
-            await asyncio.sleep(0.01)
+        await sandbox.until_told(KernelGone)
     assert sandbox.told(KernelGone) == [KernelGone("python", "default", "exit")]
     assert (await sandbox.run("1")).kernel == "new"
     assert len(sandbox.told(KernelGone)) == 1
 
 
 async def test_cancel_interrupts_what_runs(sandbox):
-    running = asyncio.ensure_future(sandbox.run("print('on', flush=True)\nimport time; time.sleep(30)", id="me"))
+    running = asyncio.get_running_loop().create_task(
+        sandbox.run("print('on', flush=True)\nimport time; time.sleep(30)", id="me")
+    )
     await asyncio.sleep(0.5)
     assert sandbox.kernels.cancel("me")
     outcome = await running
@@ -161,9 +161,8 @@ async def test_cancel_interrupts_what_runs(sandbox):
 
 
 async def test_cancel_while_the_kernel_starts_runs_nothing(sandbox):
-    running = asyncio.ensure_future(sandbox.run("open('ran', 'w')", id="me"))
-    while not sandbox.told(Preparing):
-        await asyncio.sleep(0)
+    running = asyncio.get_running_loop().create_task(sandbox.run("open('ran', 'w')", id="me"))
+    await sandbox.until_told(Preparing)
     assert sandbox.kernels.cancel("me")
     outcome = await running
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("cancelled", 130, "new")
@@ -173,7 +172,7 @@ async def test_cancel_while_the_kernel_starts_runs_nothing(sandbox):
 
 @pytest.mark.parametrize("restart", [False, True])
 async def test_stop_ends_what_runs_as_cancelled(sandbox, restart):
-    running = asyncio.ensure_future(sandbox.run("print('on', flush=True)\nwhile True: pass"))
+    running = asyncio.get_running_loop().create_task(sandbox.run("print('on', flush=True)\nwhile True: pass"))
     await asyncio.sleep(0.5)
     answer = await sandbox.kernels.stop(StopKernel("r", "python", "default", restart=restart))
     assert answer == KernelStopped("r", existed=True)
@@ -199,7 +198,9 @@ async def test_stop_ends_an_idle_kernel_with_all_it_left_running(sandbox):
 
 
 async def test_a_cancelled_call_kills_the_kernel(sandbox):
-    running = asyncio.ensure_future(sandbox.run("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"))
+    running = asyncio.get_running_loop().create_task(
+        sandbox.run("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    )
     await asyncio.sleep(0.6)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

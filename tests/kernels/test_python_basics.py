@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from sandboxd.protocol import OutputLimits, Preparing, Refused, Started
 
 

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-
 from sandboxd.protocol import OutputLimits, Progress
 
 EXACT = {
@@ -73,7 +72,7 @@ BROKEN = [
     "del __builtins__.print",
     "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)",
     "import asyncio\nasyncio.get_event_loop().call_soon(exit)",
-    "import asyncio\nasync def f(): raise SystemExit(3)\nt = asyncio.ensure_future(f())",
+    "import asyncio\nasync def f(): raise SystemExit(3)\nt = asyncio.get_running_loop().create_task(f())",
     "import threading\nthreading.Thread(target=exit).start()",
     "import gc\nfor o in gc.get_objects(): pass\ndel o\ngc.collect()",
     "get_ipython().ast_transformers.append(5)",
@@ -122,10 +121,11 @@ async def test_a_flood_is_cut_and_counted(sandbox):
 
 
 async def test_output_on_the_way_is_told(sandbox):
-    waiting = asyncio.ensure_future(sandbox.run("print('early')\nimport time; time.sleep(1)\nprint('late')"))
+    waiting = asyncio.get_running_loop().create_task(
+        sandbox.run("print('early')\nimport time; time.sleep(1)\nprint('late')")
+    )
     async with asyncio.timeout(5):
-        while not sandbox.told(Progress):
-            await asyncio.sleep(0.01)
+        await sandbox.until_told(Progress)
     assert not waiting.done()
     assert sandbox.told(Progress)[0].text == "early\n"
     assert (await waiting).stdout == "early\nlate\n"

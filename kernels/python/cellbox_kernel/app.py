@@ -16,7 +16,6 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado import ioloop
 from traitlets import Type
 from traitlets.config import Config
-
 from zmq.eventloop.zmqstream import ZMQStream
 
 from . import loops, publisher, streams

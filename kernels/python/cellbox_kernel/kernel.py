@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from IPython.core.async_helpers import _pseudo_sync_runner
 from ipykernel.ipkernel import IPythonKernel
+from IPython.core.async_helpers import _pseudo_sync_runner
 from traitlets import Type
 
 from . import errors
@@ -146,7 +146,7 @@ class Kernel(IPythonKernel):
         result = None
         try:
             if shell.should_run_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem):
-                self._cell = asyncio.ensure_future(running)
+                self._cell = self.io_loop.asyncio_loop.create_task(running)
                 result = await self._cell
             else:
                 result = _pseudo_sync_runner(running)

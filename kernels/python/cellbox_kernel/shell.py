@@ -9,11 +9,11 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from IPython.core import interactiveshell
-from IPython.core.error import StdinNotImplementedError
 from ipykernel.compiler import XCachingCompiler
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQExitAutocall, ZMQInteractiveShell
+from IPython.core import interactiveshell
+from IPython.core.error import StdinNotImplementedError
 from traitlets import Instance, Type, default
 
 from . import errors
@@ -117,7 +117,7 @@ class Shell(ZMQInteractiveShell):
     def _format_exception_for_storage(
         self,
         exception: BaseException,
-        filename: str | None = None,
+        filename: str | None = None,  # noqa: ARG002
         running_compiled_code: bool = False,  # noqa: ARG002
     ) -> dict[str, Any]:
         """What the history keeps of an error: IPython's own way takes seconds for a deep recursion."""
@@ -135,9 +135,8 @@ class Shell(ZMQInteractiveShell):
         """Run ``!cmd``: on the cell's own streams, without a terminal, its input at the end."""
         command = self.var_expand(cmd, depth=1)
         self.kernel.put_streams_right()
-        done = subprocess.run(
-            command, shell=True, executable=os.environ.get("SHELL"), stdin=subprocess.DEVNULL, check=False
-        )
+        shell = os.environ.get("SHELL")
+        done = subprocess.run(command, shell=True, executable=shell, stdin=subprocess.DEVNULL, check=False)  # noqa: S602
         self.user_ns["_exit_code"] = done.returncode
 
     system_piped = system_raw = system

@@ -1,0 +1,123 @@
+"""Without marks ``kernel.py`` is an ordinary kernel, for any Jupyter client."""
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
+
+from tests.kernels.conftest import PYTHON, REPOSITORY
+
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+def client():
+    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
+        file = f"{folder}/c.json"
+        write_connection_file(file, transport="ipc", ip=f"{folder}/s")
+        kernel = subprocess.Popen(
+            [PYTHON, REPOSITORY / "kernels/python/kernel.py", "-f", file],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            env={"HOME": folder, "PATH": str(PYTHON.parent)},
+        )
+        client = BlockingKernelClient(connection_file=file)
+        client.load_connection_file()
+        client.start_channels()
+        client.wait_for_ready(timeout=PATIENCE_S)
+        client.kernel = kernel
+        yield client
+        client.shutdown(reply=True, timeout=PATIENCE_S)
+        client.stop_channels()
+        client.context.destroy(linger=0)
+        assert kernel.wait(PATIENCE_S) == 0
+        assert Path(file).exists()
+
+
+def execute(client, code, **options):
+    """Return the reply's content and the messages on iopub, without status and input."""
+    identity = client.execute(code, allow_stdin=False, **options)
+    messages = []
+    while True:
+        message = client.get_iopub_msg(timeout=PATIENCE_S)
+        if message["parent_header"].get("msg_id") != identity:
+            continue
+        if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+            break
+        if message["msg_type"] not in ("status", "execute_input"):
+            messages.append((message["msg_type"], message["content"]))
+    while True:
+        reply = client.get_shell_msg(timeout=PATIENCE_S)
+        if reply["parent_header"].get("msg_id") == identity:
+            return reply["content"], messages
+
+
+def test_value_streams_and_errors(client):
+    reply, messages = execute(client, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n5")
+    assert reply["status"] == "ok"
+    streams = {content["name"]: content["text"] for kind, content in messages if kind == "stream"}
+    assert streams == {"stdout": "out\n", "stderr": "err\n"}
+    assert messages[-1][1]["data"] == {"text/plain": "5"}
+    reply, messages = execute(client, "1/0")
+    assert (reply["status"], reply["ename"]) == ("error", "ZeroDivisionError")
+    assert [kind for kind, _ in messages] == ["error"]
+    assert messages[0][1]["ename"] == "ZeroDivisionError"
+
+
+def test_children_are_heard(client):
+    _, messages = execute(client, "import os\nos.system('echo child');")
+    assert "".join(content["text"] for kind, content in messages if kind == "stream") == "child\n"
+
+
+def test_a_closed_stream_is_put_right(client):
+    execute(client, "import sys\nsys.stdout.close()")
+    execute(client, "import sys\nsys.stdout = None")
+    _, messages = execute(client, "print('on')")
+    assert messages == [("stream", {"name": "stdout", "text": "on\n"})]
+
+
+def test_exit_keeps_the_kernel(client):
+    reply, _ = execute(client, "exit(3)")
+    assert (reply["status"], reply["exit_code"]) == ("error", 3)
+    reply, _ = execute(client, "exit()")
+    assert reply["status"] == "ok"
+
+
+def test_an_interrupted_await_is_a_keyboard_interrupt(client):
+    identity = client.execute("import asyncio\nprint('on')\nawait asyncio.sleep(60)")
+    while client.get_iopub_msg(timeout=PATIENCE_S)["msg_type"] != "stream":
+        pass
+    client.kernel.send_signal(2)
+    while True:
+        reply = client.get_shell_msg(timeout=PATIENCE_S)
+        if reply["parent_header"].get("msg_id") == identity:
+            break
+    assert (reply["content"]["status"], reply["content"]["ename"]) == ("error", "KeyboardInterrupt")
+
+
+def test_an_unknown_subshell_is_answered(client):
+    message = client.session.msg("execute_request", {"code": "1", "silent": False})
+    message["header"]["subshell_id"] = "nonsense"
+    client.shell_channel.send(message)
+    while True:
+        reply = client.get_shell_msg(timeout=PATIENCE_S)
+        if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+            break
+    assert reply["content"]["status"] == "error"
+
+
+def test_help_goes_to_the_clients_pager(client):
+    reply, _ = execute(client, "len?")
+    assert reply["payload"][0]["source"] == "page"
+
+
+def test_completion(client):
+    identity = client.complete("import o", 8)
+    while True:
+        reply = client.get_shell_msg(timeout=PATIENCE_S)
+        if reply["parent_header"].get("msg_id") == identity:
+            break
+    assert "os" in reply["content"]["matches"]

@@ -1,0 +1,108 @@
+"""Marks in a kernel's output, taken apart however the bytes arrive."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sandboxd.marks import MarkReader
+
+SECRET = "ab" * 16
+PREFIX = b"\x1b]cellbox;" + SECRET.encode() + b";"
+
+
+class Heard:
+    def __init__(self):
+        self.said = []
+
+    def begun(self, pipe, execution):
+        self.said.append(("begun", pipe, execution))
+
+    def ended(self, pipe, execution):
+        self.said.append(("ended", pipe, execution))
+
+    def text(self, execution, stream, data):
+        self._add(("text", execution, stream), data)
+
+    def raw(self, pipe, data):
+        self._add(("raw", pipe), data)
+
+    def _add(self, key, data):
+        assert data
+        if self.said and self.said[-1][:-1] == key:
+            data = self.said.pop()[-1] + data
+        self.said.append((*key, data))
+
+
+def heard(*chunks):
+    said = Heard()
+    reader = MarkReader(SECRET, 1, said)
+    for chunk in chunks:
+        reader.feed(chunk)
+    reader.settle()
+    return said.said
+
+
+def text(execution, stream, data):
+    return PREFIX + b"t;%d;%d;%d\a%s" % (execution, stream, len(data), data)
+
+
+def test_the_whole_language():
+    data = PREFIX + b"b;7\a" + text(7, 1, b"out") + b"child" + text(7, 2, b"err") + text(6, 1, b"l") + PREFIX + b"e;7\a"
+    assert heard(data) == [
+        ("begun", 1, 7),
+        ("text", 7, 1, b"out"),
+        ("raw", 1, b"child"),
+        ("text", 7, 2, b"err"),
+        ("text", 6, 1, b"l"),
+        ("ended", 1, 7),
+    ]
+
+
+HOSTILE = [
+    b"\x1b",
+    b"\x1b]cellbox;",
+    PREFIX,
+    PREFIX + b"b;\a",
+    PREFIX + b"b;-1\a",
+    PREFIX + b"b;99999999999999999999\a",
+    PREFIX + b"t;1;3;1\a",
+    PREFIX + b"t;1;1;10000\a",
+    PREFIX + b"t;1;1\a",
+    PREFIX + b"x;1\a",
+    PREFIX + b"b;1" + b"0" * 200,
+    b"\x1b]cellbox;" + b"cd" * 16 + b";b;1\a",
+    PREFIX * 3,
+    b"\x1b\x1b]cellbox;\x1b",
+]
+
+
+@pytest.mark.parametrize("data", HOSTILE)
+def test_what_only_looks_like_a_mark_is_output(data):
+    assert heard(data) == [("raw", 1, data)]
+    assert heard(data + text(1, 1, b"after"))[-1] == ("text", 1, 1, b"after")
+
+
+def test_text_that_is_promised_and_does_not_come_ends_with_the_execution():
+    said = Heard()
+    reader = MarkReader(SECRET, 1, said)
+    reader.feed(PREFIX + b"t;1;1;9999\aabc")
+    reader.settle()
+    reader.feed(PREFIX + b"b;2\a")
+    assert said.said == [("text", 1, 1, b"abc"), ("begun", 1, 2)]
+
+
+pieces = st.one_of(
+    st.builds(text, st.integers(0, 999), st.sampled_from([1, 2]), st.binary(max_size=50)),
+    st.builds(lambda n: PREFIX + b"b;%d\a" % n, st.integers(0, 999)),
+    st.binary(max_size=50),
+    st.sampled_from(HOSTILE),
+)
+
+
+@given(st.lists(pieces, max_size=8), st.lists(st.integers(0, 500), max_size=6))
+def test_how_the_bytes_are_cut_changes_nothing(parts, cuts):
+    data = b"".join(parts)
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    chunks = [data[start:end] for start, end in itertools.pairwise(places)]
+    assert heard(*chunks) == heard(data)
