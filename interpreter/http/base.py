@@ -35,7 +35,7 @@ from interpreter.errors import (
 from interpreter.http.errors import HeadTooLarge, RequestTimeout, UnsupportedEncoding, retry_after_s, status_of
 from interpreter.http.guard import Guard
 from interpreter.http.requests import read_body, read_query
-from interpreter.http.server import ConnectionLimits, error_body
+from interpreter.http.server import ConnectionLimits, error_body, peer_of
 from interpreter.logs import REQUEST_ID
 from interpreter.service import Interpreter
 
@@ -389,7 +389,7 @@ def log_request(handler: RequestHandler) -> None:
             "status": handler.get_status(),
             "code": handler.code if isinstance(handler, ApiHandler) else "-",
             "elapsed_ms": round(request.request_time() * 1000, 1),
-            "client": request.remote_ip,
+            "client": peer_of(request.connection),
             "request_id": handler.request_id if isinstance(handler, ApiHandler) else "-",
         },
     )

@@ -1,7 +1,8 @@
 """Connections: accepted, limited, and answered in JSON even where no handler is reached.
 
-Promises: a head comes whole within ``head_timeout_s`` of its first byte, an idle connection lives ``idle_timeout_s``,
-an address has at most ``max_per_address`` connections, and what is not HTTP gets the JSON error of any bad request.
+Promises: a head comes whole within ``head_timeout_s`` of its first byte, an idle connection lives ``idle_timeout_s``, one
+whose peer reads nothing of its answer ``stall_timeout_s``; an address has at most ``max_per_address`` connections, and what is
+not HTTP gets the JSON error of any bad request.
 Leaves to base.py: the body, its limit and its time, since they depend on the route.
 """
 
@@ -37,13 +38,14 @@ _NEVER = 2**62
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Seconds, bytes and counts. body_timeout_s: for a whole body."""
+    """Seconds, bytes and counts. body_timeout_s: for a whole body. stall_timeout_s: in which nothing of an answer is read."""
 
     max_head_bytes: int = 32 * 1024
     max_headers: int = 100
     head_timeout_s: float = 10.0
     body_timeout_s: float = 120.0
     idle_timeout_s: float = 75.0
+    stall_timeout_s: float = 60.0
     max_per_address: int = 1024
     max_connections: int = 4096
 
@@ -78,6 +80,8 @@ class ApiStream(IOStream):
         self._limits = limits
         self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._progress_at = 0.0
         super().__init__(connection, **kwargs)
 
     def set_nodelay(self, value: bool) -> None:
@@ -103,14 +107,41 @@ class ApiStream(IOStream):
         if data == _TORNADOS_REFUSAL:
             log_refusal(InvalidRequest.code, 400)
             data = bare_answer(InvalidRequest("This is not a well-formed HTTP/1.1 request."))
-        return super().write(data)
+        written = super().write(data)
+        if self._stall_timer is None and not written.done():
+            loop = asyncio.get_running_loop()
+            self._progress_at = loop.time()
+            self._stall_timer = loop.call_later(self._limits.stall_timeout_s, self._look_for_a_stall)
+        return written
+
+    def write_to_fd(self, data: memoryview) -> int:
+        """Write what the peer takes now."""
+        count = super().write_to_fd(data)
+        if count:
+            self._progress_at = asyncio.get_running_loop().time()
+        return count
 
     def close(self, exc_info: Any = False) -> None:
         """Close; a head over its limit is told so first."""
         if self._in_head and isinstance(exc_info, UnsatisfiableReadError):
             self._say(HeadTooLarge(f"The head of the request is over {self._limits.max_head_bytes} bytes."))
-        self._stop_timer()
+        self._stop_head_timer()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
         super().close(exc_info)
+
+    def _look_for_a_stall(self) -> None:
+        self._stall_timer = None
+        if self.closed() or not self.writing():
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._progress_at + self._limits.stall_timeout_s - loop.time()
+        if left_s > 0:
+            self._stall_timer = loop.call_later(left_s, self._look_for_a_stall)
+            return
+        log_refusal("answer_not_read", 0)
+        self.close()
 
     def _head_is_late(self) -> None:
         self._say(RequestTimeout("The head of the request did not come in time."))
@@ -124,9 +155,9 @@ class ApiStream(IOStream):
 
     def _head_ended(self, _future: object) -> None:
         self._in_head = False
-        self._stop_timer()
+        self._stop_head_timer()
 
-    def _stop_timer(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -144,6 +175,13 @@ def last_words(connection: socket.socket, error: ServiceError) -> None:
 def log_refusal(code: str, status: int) -> None:
     """Log an answer that no handler gave."""
     log.info("request", extra={"method": "-", "route": "-", "status": status, "code": code})
+
+
+def peer_of(connection: Any) -> str:
+    """Return the address of a connection's peer; ``unix`` for a local one. connection: one of Tornado's."""
+    context = connection.context
+    internet = context.address_family in (socket.AF_INET, socket.AF_INET6)
+    return str(context.remote_ip) if internet else "unix"
 
 
 class ApiServer(HTTPServer):
@@ -185,6 +223,8 @@ class ApiServer(HTTPServer):
         try:
             if peer != "unix":
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # A peer that vanished without a word is noticed, and what it waits for is cancelled.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             stream = ApiStream(
                 connection, limits, max_buffer_size=self.max_buffer_size, read_chunk_size=self.read_chunk_size
             )
@@ -197,8 +237,7 @@ class ApiServer(HTTPServer):
     def on_close(self, server_conn: Any) -> None:
         """Count a connection as gone."""
         super().on_close(server_conn)
-        context = server_conn.context
-        peer = context.remote_ip if context.address_family in (socket.AF_INET, socket.AF_INET6) else "unix"
+        peer = peer_of(server_conn)
         self._addresses[peer] -= 1
         if not self._addresses[peer]:
             del self._addresses[peer]

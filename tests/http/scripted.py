@@ -36,6 +36,7 @@ class ScriptedService(Interpreter):
         self.hold = False
         self.healthy = True
         self.checks = 0
+        self.output = "42\n"
         self.requests: list[ExecRequest] = []
         self.calls: list[tuple[Any, ...]] = []
         self.cancelled: list[str] = []
@@ -56,7 +57,7 @@ class ScriptedService(Interpreter):
         self._executions[execution.id] = execution
         execution.running()
         if not self.hold:
-            execution.end(finished(execution), 0.0)
+            execution.end(finished(execution, output=self.output), 0.0)
         self.submitted.set()
         return execution
 
@@ -141,8 +142,8 @@ class ScriptedService(Interpreter):
         return False, {"status": "unavailable", "runtime": "fake", "message": "The engine is gone."}
 
 
-def finished(execution: Execution, status: Any = "ok") -> Answer:
-    outcome = Outcome(status=status, exit_code=0 if status == "ok" else 130, run_ms=3, stdout="42\n", stdout_bytes=3)
+def finished(execution: Execution, status: Any = "ok", output: str = "42\n") -> Answer:
+    outcome = Outcome(status=status, exit_code=0 if status == "ok" else 130, run_ms=3, stdout=output)
     return answer(execution.id, execution.request, outcome, Life(), Timing())
 
 

@@ -198,6 +198,28 @@ async def test_an_idle_connection_is_closed_without_a_word():
         writer.close()
 
 
+async def test_a_client_that_does_not_read_its_answer_is_dropped():
+    async with serving(connections=ConnectionLimits(stall_timeout_s=0.2)) as served:
+        served.service.output = "x" * 30 * 2**20
+        _, writer = await served.connect()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(EXEC) + EXEC)
+        await served.service.submitted.wait()
+        await until(lambda: not served.server.connections)
+        writer.close()
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
+    async with serving(connections=ConnectionLimits(stall_timeout_s=0.3)) as served:
+        served.service.output = "x" * 12 * 2**20
+        reader, writer = await served.connect()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(EXEC) + EXEC)
+        count = 0
+        while count < len(served.service.output):
+            count += len(await reader.read(2**20))
+            await asyncio.sleep(0.04)
+        writer.close()
+
+
 async def test_a_running_call_is_not_idle():
     async with serving(
         connections=ConnectionLimits(idle_timeout_s=0.1, head_timeout_s=0.1, body_timeout_s=0.1)
