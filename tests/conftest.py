@@ -8,7 +8,9 @@ Tests that use ``cellbox`` share a client, which keeps connections between tests
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import glob
 import hashlib
 import inspect
 import os
@@ -93,14 +95,13 @@ def _children() -> set[str]:
 
 def _cgroups(temporary: Path) -> set[str]:
     """Empty cgroups whose name has the hash of a data root under ``temporary``: other services may run beside the tests."""
-    roots = [path for depth in ("*", "*/*") for path in temporary.glob(depth) if path.is_dir()]
+    roots = [path for depth in ("*", "*/*") for path in glob.glob(str(temporary / depth))]
     hashes = {hashlib.sha256(os.fsencode(root)).hexdigest()[:8] for root in roots}
     found = set()
     for depth in range(5):
-        for group in Path("/sys/fs/cgroup").glob("*/" * depth + "cellbox-*"):
-            try:
-                if group.name.split("-")[1] in hashes and not (group / "cgroup.procs").read_text():
-                    found.add(str(group))
-            except OSError:
-                continue
+        # glob.glob rather than Path.glob, which fails when somebody removes a directory under its feet.
+        for group in glob.glob("/sys/fs/cgroup/" + "*/" * depth + "cellbox-*"):
+            with contextlib.suppress(OSError):
+                if Path(group).name.split("-")[1] in hashes and not Path(group, "cgroup.procs").read_text():
+                    found.add(group)
     return found
