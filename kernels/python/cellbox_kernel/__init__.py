@@ -2,5 +2,5 @@
 
 ``app`` puts it together; ``kernel`` runs cells and takes interrupts; ``shell`` is IPython as these cells see it; ``errors``
 words what went wrong; ``streams`` is standard output and error; ``loops`` lets cells run event loops of their own;
-``wire`` packs messages.
+``publisher`` sends what clients listen to, ``wire`` packs it; ``packages`` finds what was installed meanwhile.
 """

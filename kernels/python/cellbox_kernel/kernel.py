@@ -17,7 +17,7 @@ from ipykernel.ipkernel import IPythonKernel
 from IPython.core.async_helpers import _pseudo_sync_runner
 from traitlets import Type
 
-from . import errors
+from . import errors, packages
 from .shell import Compiler, Shell, no_breakpoint
 from .streams import Streams
 
@@ -102,6 +102,7 @@ class Kernel(IPythonKernel):
         self.interrupted = False
         failed: BaseException | None = None
         execution = request.get("execution")
+        packages.find_new()
         self._streams_home()
         if self.streams is not None and execution is not None:
             self.streams.begin(execution)

@@ -16,7 +16,7 @@ from IPython.core import interactiveshell
 from IPython.core.error import StdinNotImplementedError
 from traitlets import Instance, Type, default
 
-from . import errors
+from . import errors, packages
 
 interactiveshell.warn = lambda *_args, **_options: None  # its one use is advice on leaving a terminal
 
@@ -138,6 +138,7 @@ class Shell(ZMQInteractiveShell):
         shell = os.environ.get("SHELL")
         done = subprocess.run(command, shell=True, executable=shell, stdin=subprocess.DEVNULL, check=False)  # noqa: S602
         self.user_ns["_exit_code"] = done.returncode
+        packages.find_new()
 
     system_piped = system_raw = system
 
