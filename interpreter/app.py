@@ -37,6 +37,8 @@ from interpreter.tasks import Tasks, finish
 
 MIB = 2**20
 CLOSE_S = 30.0
+ANSWERS_S = 3.0
+"""For answers that are being sent when a draining service has nothing left to run."""
 CONNECTIONS_CLOSE_S = 2.0
 OPEN_FILES = 65_536
 Say = Callable[[str], None]
@@ -168,11 +170,11 @@ async def serve(
         server.add_sockets(sockets)
         stack.push_async_callback(_close_server, server, settings.address)
         _announce(settings, choice, sockets, keys, say)
-        await _until_drained(service, api, stop, say)
+        await _until_drained(service, api, server, stop, say)
 
 
-async def _until_drained(service: Interpreter, api: Api, stop: Stop, say: Say) -> None:
-    """Serve until ``stop`` says so, then let what runs end, unless it says now."""
+async def _until_drained(service: Interpreter, api: Api, server: ApiServer, stop: Stop, say: Say) -> None:
+    """Serve until ``stop`` says so, then let what runs end and its answers leave, unless it says now."""
     await stop.gently.wait()
     api.draining = True
     if stop.now.is_set():
@@ -180,11 +182,17 @@ async def _until_drained(service: Interpreter, api: Api, stop: Stop, say: Say) -
         return
     say("draining: new calls are refused; waiting for what runs … (Ctrl-C: stop now)")
     tasks = Tasks()
-    waits = [tasks.start(service.drain(), name="drain"), tasks.start(_wait(stop.now), name="stop now")]
+    waits = [tasks.start(_drain(service, server), name="drain"), tasks.start(_wait(stop.now), name="stop now")]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await tasks.aclose(within_s=CLOSE_S)
+
+
+async def _drain(service: Interpreter, server: ApiServer) -> None:
+    await service.drain()
+    # An execution has ended before its answer is written: closing now would cut it off.
+    await server.at_rest(within_s=ANSWERS_S)
 
 
 async def _wait(event: asyncio.Event) -> None:

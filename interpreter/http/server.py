@@ -79,6 +79,8 @@ class ApiStream(IOStream):
     def __init__(self, connection: socket.socket, limits: ConnectionLimits, **kwargs: Any) -> None:
         self._limits = limits
         self._in_head = False
+        self.at_rest = asyncio.Event()
+        """Set while no request is being read or answered, and once it is closed."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
@@ -90,6 +92,7 @@ class ApiStream(IOStream):
     def read_until_regex(self, regex: bytes, max_bytes: int | None = None) -> asyncio.Future[bytes]:
         """Read the head of the next request; Tornado reads nothing else this way."""
         self._in_head = True
+        self.at_rest.set()
         future: asyncio.Future[bytes] = super().read_until_regex(regex, max_bytes)  # type: ignore[assignment]
         future.add_done_callback(self._head_ended)
         return future
@@ -98,6 +101,7 @@ class ApiStream(IOStream):
         """Read; the first bytes of a head start its clock."""
         count = super().read_from_fd(buf)
         if count and self._in_head and self._head_timer is None:
+            self.at_rest.clear()
             loop = asyncio.get_running_loop()
             self._head_timer = loop.call_later(self._limits.head_timeout_s, self._head_is_late)
         return count
@@ -125,6 +129,7 @@ class ApiStream(IOStream):
         """Close; a head over its limit is told so first."""
         if self._in_head and isinstance(exc_info, UnsatisfiableReadError):
             self._say(HeadTooLarge(f"The head of the request is over {self._limits.max_head_bytes} bytes."))
+        self.at_rest.set()
         self._stop_head_timer()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
@@ -155,6 +160,8 @@ class ApiStream(IOStream):
 
     def _head_ended(self, _future: object) -> None:
         self._in_head = False
+        if not self.closed():
+            self.at_rest.clear()
         self._stop_head_timer()
 
     def _stop_head_timer(self) -> None:
@@ -191,6 +198,7 @@ class ApiServer(HTTPServer):
         """Serve ``application``. Bodies are limited by the handlers, which know how to refuse them in JSON."""
         self._limits = limits
         self._addresses: Counter[str] = Counter()
+        self._streams: set[ApiStream] = set()
         super().initialize(
             application,
             idle_connection_timeout=limits.idle_timeout_s,
@@ -210,6 +218,16 @@ class ApiServer(HTTPServer):
         for listener in self._sockets.values():
             if listener.family in (socket.AF_INET, socket.AF_INET6):
                 yield listener.getsockname()[1]
+
+    async def at_rest(self, *, within_s: float) -> bool:
+        """Wait until every answer has been sent whole; False if some has not been within that time."""
+        try:
+            async with asyncio.timeout(within_s):
+                for stream in list(self._streams):
+                    await stream.at_rest.wait()
+        except TimeoutError:
+            return False
+        return True
 
     # Tornado has no public place between accepting and making its stream; the count and the stream belong there.
     def _handle_connection(self, connection: socket.socket, address: Any) -> None:
@@ -232,11 +250,13 @@ class ApiServer(HTTPServer):
             connection.close()
             return
         self._addresses[peer] += 1
+        self._streams.add(stream)
         self.handle_stream(stream, address)
 
     def on_close(self, server_conn: Any) -> None:
         """Count a connection as gone."""
         super().on_close(server_conn)
+        self._streams.discard(server_conn.stream)
         peer = peer_of(server_conn)
         self._addresses[peer] -= 1
         if not self._addresses[peer]:

@@ -1,6 +1,7 @@
 """The whole service over the fake backend: what starts, what refuses to, and how it ends."""
 
 import asyncio
+import json
 import stat
 
 import httpx
@@ -148,6 +149,36 @@ async def test_sigterm_lets_running_calls_end_and_refuses_new_ones(start):
         await service.ended()
         with pytest.raises(httpx.TransportError):
             await client.get("/healthz")
+
+
+async def test_an_answer_that_is_being_read_while_the_service_stops_arrives_whole(start):
+    service = await start(max_output_kb="20000")
+    text = "x" * 15_000_000
+
+    async def much(peer, message):
+        await peer.cancelled[message.id].wait()
+        peer.finish(message, stdout=text, stdout_bytes=len(text))
+
+    service.sandboxd.script["much"] = much
+    async with service.client() as client:
+        call = EXEC | {"code": "much", "execution_id": "mine"}
+        running = asyncio.get_running_loop().create_task(_read_slowly(client, call))
+        while "much" not in service.sandboxd.began:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        service.stop.gently.set()
+        await client.delete("/v1/executions/mine?scope=u1")
+        body = await running
+    assert json.loads(body)["stdout"] == text
+    await service.ended()
+
+
+async def _read_slowly(client, call) -> bytes:
+    async with client.stream("POST", "/v1/exec", json=call) as answer:
+        read = b""
+        async for chunk in answer.aiter_bytes(2**20):
+            read += chunk
+            await asyncio.sleep(0.03)
+    return read
 
 
 async def test_draining_ends_at_its_limit(start):

@@ -57,6 +57,18 @@ async def test_no_method_and_no_path_is_served_without_a_key(served: Served, pat
     assert served.service.calls == []
 
 
+@pytest.mark.parametrize("path", ["/v1/exec", "/v1/ws?scope=u1", "/jupyter/u1/a/api/kernels/x/channels", "/docs/x"])
+async def test_an_upgrade_is_no_way_around_the_key(served: Served, path):
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec_WebSocket_Version": "13",
+        "Sec_WebSocket_Key": "eHg=",
+    }
+    assert (await served.call("GET", path, key=None, **upgrade)).status == 401
+    assert (await served.call("GET", path, **upgrade)).status in (404, 405)
+
+
 @pytest.mark.parametrize("key", ["api_key", "token", "key", "X-API-Key", "access_token"])
 async def test_a_key_in_the_query_is_no_key(served: Served, key):
     reply = await served.call("GET", f"/v1/scopes?{key}={KEY}", key=None)
