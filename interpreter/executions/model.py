@@ -6,7 +6,6 @@ Leaves to sandboxes/kernels.py what became of the kernel, and to http the shape 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,15 +14,14 @@ import msgspec
 from msgspec import Raw, Struct
 from sandboxd.protocol import Outcome, Reason, Result, Status
 
+from interpreter.executions.jsontext import checked
 from interpreter.keys import KernelKey, Key
 
 Phase = Literal["queued", "running", "finished"]
 State = Literal["new", "kept", "lost"]
 
-MAX_JSON_DEPTH = 100
-"""Deeper JSON kinds are left out: several JSON readers of clients end at a depth of some hundreds."""
-
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+HEAVY_RESULTS = 100
+HEAVY_JSON = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +164,12 @@ def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life
     )
 
 
+def heavy(outcome: Outcome) -> bool:
+    """Whether ``answer`` may take longer than a few milliseconds, so that it belongs into a thread."""
+    results = outcome.results
+    return len(results) > HEAVY_RESULTS or sum(len(t) for r in results for t in r.json.values()) > HEAVY_JSON
+
+
 def ended(
     request: ExecRequest,
     status: Literal["timeout", "died", "interrupted", "cancelled"],
@@ -189,29 +193,6 @@ def ended(
     )
 
 
-def json_text(text: str) -> Raw | None:
-    """Return ``text`` ready to be embedded in JSON, or None if it is no JSON or nested deeper than ``MAX_JSON_DEPTH``."""
-    if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _depth(text) > MAX_JSON_DEPTH:
-        return None
-    try:
-        msgspec.json.decode(text)
-        return Raw(text.encode())
-    except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
-        return None
-
-
-def _depth(text: str) -> int:
-    deepest = depth = 0
-    for match in _BRACKETS.finditer(text):
-        mark = match.group()
-        if mark in ("[", "{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif mark in ("]", "}"):
-            depth -= 1
-    return deepest
-
-
 def _results(results: list[Result]) -> tuple[list[dict[str, Any]], bool]:
     entries: list[dict[str, Any]] = []
     omitted = False
@@ -222,13 +203,13 @@ def _results(results: list[Result]) -> tuple[list[dict[str, Any]], bool]:
             continue
         data: dict[str, Any] = dict(result.data)
         for mime, text in result.json.items():
-            embedded = json_text(text)
+            embedded = checked(text)
             if embedded is None:
                 entries.append({"type": "omitted", "mime": mime, "bytes": len(text.encode())})
                 omitted = True
             else:
                 data[mime] = embedded
-        metadata = json_text(result.metadata)
+        metadata = checked(result.metadata)
         if metadata is None or not bytes(metadata).lstrip().startswith(b"{"):
             metadata = Raw(b"{}")
         entry: dict[str, Any] = {"type": result.type, "data": data, "metadata": metadata}

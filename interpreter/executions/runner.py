@@ -27,7 +27,7 @@ from interpreter.errors import (
     UnsupportedField,
 )
 from interpreter.executions.execution import Execution
-from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended
+from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended, heavy
 from interpreter.executions.run import How, Run, RunConfig, Work, milliseconds
 from interpreter.executions.store import Store
 from interpreter.keys import NAME, KernelKey, Key
@@ -171,6 +171,8 @@ class Runner:
             state = "died" if outcome.kernel == "lost" else "restarted" if life.state == "lost" else "started"
             work.execution.events.add("kernel", state=state, reason=life.reason, generation=life.generation)
         timing = Timing(milliseconds(turn - began), milliseconds(run.began - turn), outcome.run_ms)
+        if heavy(outcome):
+            return await asyncio.to_thread(answer, work.execution.id, request, outcome, life, timing)
         return answer(work.execution.id, request, outcome, life, timing)
 
     async def _wait_for_turn(self, work: Work, until: float) -> None:

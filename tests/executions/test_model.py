@@ -9,14 +9,12 @@ import pytest
 from sandboxd.protocol import Outcome, Result, UserError
 
 from interpreter.executions.model import (
-    MAX_JSON_DEPTH,
     Answer,
     ExecRequest,
     Life,
     Timing,
     answer,
     ended,
-    json_text,
 )
 
 REQUEST = ExecRequest("u", "python", "x", 1.0, stateful=True)
@@ -76,22 +74,7 @@ def test_json_kinds_are_embedded_and_text_kinds_are_strings() -> None:
     assert not body["truncated"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "NaN",
-        "Infinity",
-        "1 2",
-        '{"a": 1}, "injected": {',
-        '"\\ud800"',
-        "[" * 100_000,
-        "[" * (MAX_JSON_DEPTH + 1) + "]" * (MAX_JSON_DEPTH + 1),
-        '{"a":' * (MAX_JSON_DEPTH + 1) + "1" + "}" * (MAX_JSON_DEPTH + 1),
-        "\x00",
-    ],
-)
+@pytest.mark.parametrize("text", ["{", "[" * 200 + "]" * 200, '{"a": 1}, "injected": {'])
 def test_what_is_no_json_or_too_deep_is_named_as_omitted(text: str) -> None:
     made = answered(results=[Result("display", {"text/plain": "x"}, {"application/json": text}, text)])
     body = json.loads(made.to_json())
@@ -99,21 +82,6 @@ def test_what_is_no_json_or_too_deep_is_named_as_omitted(text: str) -> None:
     assert omitted == {"type": "omitted", "mime": "application/json", "bytes": len(text.encode())}
     assert entry == {"type": "display", "data": {"text/plain": "x"}, "metadata": {}}
     assert body["truncated"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH,
-        json.dumps(["[[[["] * 100),
-        json.dumps([[]] * 1000),
-        '"\\"[' + "[" * 200 + '"',
-        "1e308",
-        str(10**40),
-    ],
-)
-def test_sound_json_stays(text: str) -> None:
-    assert json_text(text) is not None
 
 
 def test_metadata_that_is_no_object_is_empty() -> None:
