@@ -33,7 +33,7 @@ _wake_writer = -1
 
 def wake_on_child() -> int:
     """Return a descriptor that becomes readable when a child has ended. Once per process."""
-    global _wake_writer  # noqa: PLW0603 - the process has one wake-up descriptor
+    global _wake_writer
     reader, _wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(_wake_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _notice)

@@ -43,11 +43,7 @@ async def _serve(config: BootConfig, requests: socket.socket) -> int:
     try:
         link.send(server.hello())
         async with asyncio.TaskGroup() as tasks:
-            while (body := await protocol.read_frame(reader, limit=protocol.MAX_FRAME_TO_SANDBOX)) is not None:
-                message = protocol.decode_to_sandbox(body)
-                if isinstance(message, Shutdown):
-                    break
-                server.take(message, tasks)
+            await _read(reader, server, tasks)
             server.end()
     finally:
         async with asyncio.timeout(_CLOSE_WITHIN_S):
@@ -65,6 +61,18 @@ async def _dial(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
                 return await asyncio.open_unix_connection(path)
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(_DIAL_EVERY_S)
+
+
+async def _read(reader: asyncio.StreamReader, server: _Server, tasks: asyncio.TaskGroup) -> None:
+    """Hand on messages until the service says that it is enough, or is gone."""
+    try:
+        while (body := await protocol.read_frame(reader, limit=protocol.MAX_FRAME_TO_SANDBOX)) is not None:
+            message = protocol.decode_to_sandbox(body)
+            if isinstance(message, Shutdown):
+                return
+            server.take(message, tasks)
+    except (protocol.ProtocolError, ConnectionError) as error:
+        _log.error("the link broke: %s", error)
 
 
 class _Link:
@@ -126,7 +134,7 @@ class _Server:
         answer: Finished | Refused
         try:
             answer = await (self._kernels if message.stateful else self._runs).execute(message)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the edge of a task: told in the log, and the sandbox goes on
             _log.exception("an execution failed")
             answer = Refused(id=message.id, code="run_start_failed", message="The sandbox could not run it.")
         await self._link.send_and_wait(answer)

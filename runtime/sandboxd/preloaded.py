@@ -63,14 +63,16 @@ def put_aside() -> None:
     for top, family in _families.items():
         for name in family:
             sys.modules.pop(name, None)
-        if any(getattr(getattr(module, "__spec__", None), "origin", None) is None for module in family.values()):
-            family.clear()
-        elif top not in family:
+        if top not in family or not all(map(_has_file, family.values())):
             family.clear()
     sys.meta_path[:] = _meta_path
     warnings.filters[:] = _filters  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
     PathFinder.find_spec = classmethod(_find)  # type: ignore[assignment, method-assign]
+
+
+def _has_file(module: ModuleType) -> bool:
+    return getattr(getattr(module, "__spec__", None), "origin", None) is not None
 
 
 def _find(

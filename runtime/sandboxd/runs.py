@@ -44,7 +44,7 @@ class Runs:
         if message.language not in self.languages():
             return Refused(id=message.id, code="unknown_language", message=f"There is no {message.language} here.")
         cwd = os.path.join(self._config.workspace, message.cwd or "")
-        if not os.path.isdir(cwd):
+        if not _is_directory(cwd):
             return Refused(id=message.id, code="cwd_not_found", message="The working directory does not exist.")
         run = self._running[message.id] = _Run(message, self._send)
         try:
@@ -149,6 +149,13 @@ class _Run:
             truncated=stdout.truncated or stderr.truncated,
             reason=reason,
         )
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return os.path.isdir(path)
+    except ValueError:  # a NUL in it
+        return False
 
 
 def _ending(ended_as: Status | None, exited: Exited) -> tuple[Status, int, Reason | None]:

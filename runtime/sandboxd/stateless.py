@@ -35,7 +35,7 @@ def rehearse() -> None:
 
 
 def begin(program: PythonRun) -> NoReturn:
-    """Become the program. For a fork, after ``afterfork.take_over`` and ``preloaded.put_aside``; returns by raising ``Unwind``."""
+    """Become the program, by raising ``Unwind``. For a fork, after ``take_over`` and ``put_aside``."""
     source = os.pread(_CODE, os.fstat(_CODE).st_size, 0)
     os.close(_CODE)
     afterfork.settle(program.env, ["-"])

@@ -19,7 +19,9 @@ SNIPPETS = {
     "no newline at the end": "print(1, end='')",
     "two streams": "import sys\nprint('o')\nprint('e', file=sys.stderr)",
     "main": "print(sorted(vars()))\nprint(__name__, __doc__, __package__, __spec__, __loader__, __file__, __cached__)",
-    "main module": "import sys\nm = sys.modules['__main__']\nprint(vars(m) is globals(), m, __builtins__, __annotations__)",
+    "main module": (
+        "import sys\nm = sys.modules['__main__']\nprint(vars(m) is globals(), m, __builtins__, __annotations__)"
+    ),
     "order of names": "print(list(globals()))",
     "argv": "import sys\nprint(sys.argv, sys.orig_argv[1:], sys.executable, sys.prefix, sys.base_prefix)",
     "path": "import sys\nprint(sys.path)",
@@ -34,7 +36,9 @@ SNIPPETS = {
         "print(sys.__stdout__ is sys.stdout, sys.__stdin__ is sys.stdin, sys.__stderr__ is sys.stderr)"
     ),
     "environment": "import os\nprint(sorted((k, v) for k, v in os.environ.items() if k != 'LC_CTYPE'))",
-    "environment in C": "import subprocess\nprint(subprocess.run(['sh', '-c', 'echo $HOME $TZ'], capture_output=True).stdout)",
+    "environment in C": (
+        "import subprocess\nprint(subprocess.run(['sh', '-c', 'echo $HOME $TZ'], capture_output=True).stdout)"
+    ),
     "cwd": "import os\nprint(os.getcwd(), os.listdir('.'))",
     "import from cwd": "open('mod_here.py', 'w').write('x = 7')\nimport mod_here\nprint(mod_here.x, mod_here.__file__)",
     "error": "1/0",
@@ -76,9 +80,15 @@ SNIPPETS = {
     "terminated": "import os, signal\nprint('lost')\nos.kill(os.getpid(), signal.SIGTERM)",
     "keyboard interrupt": "raise KeyboardInterrupt",
     "interrupted": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)",
-    "interrupt caught": "import os, signal\ntry:\n    os.kill(os.getpid(), 2)\nexcept KeyboardInterrupt:\n    print('caught')",
+    "interrupt caught": (
+        "import os, signal\ntry:\n    os.kill(os.getpid(), 2)\nexcept KeyboardInterrupt:\n    print('caught')"
+    ),
     "subclass of interrupt": "class K(KeyboardInterrupt): pass\nraise K",
-    "signals": "import signal\nprint([(s.name, signal.getsignal(s)) for s in sorted(signal.valid_signals()) if hasattr(s, 'name')])",
+    "signals": (
+        "import signal\n"
+        "print([(s.name, signal.getsignal(s)) for s in sorted(signal.valid_signals()) if hasattr(s, "
+        "'name')])"
+    ),
     "blocked signals": "import signal\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.set_wakeup_fd(-1))",
     "sigpipe": "import os\nr, w = os.pipe()\nos.close(r)\nos.write(w, b'x')",
     "excepthook": "import sys\nsys.excepthook = lambda k, v, t: print('hook', k, v, t.tb_lineno, t.tb_next)\n1/0",
@@ -98,10 +108,22 @@ SNIPPETS = {
     "weakref.finalize": "import weakref\nclass A: pass\na = A()\nweakref.finalize(a, print, 'finalized')",
     "unflushed file": "f = open('out.txt', 'w')\nf.write('kept')",
     "read it": "open('a', 'w').write('kept')\nprint(open('a').read())",
-    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print('late'))).start()\nprint('main')",
-    "daemon thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\nprint('main')",
-    "error in a thread": "import threading\nt = threading.Thread(target=lambda: 1/0, name='T')\nt.start(); t.join()\nprint('on')",
-    "main thread": "import threading, os\nt = threading.main_thread()\nprint(t.name, t.native_id == os.getpid(), threading.active_count())",
+    "thread": (
+        "import threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(.1), print('late'))).start()\n"
+        "print('main')"
+    ),
+    "daemon thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\nprint('main')"
+    ),
+    "error in a thread": (
+        "import threading\nt = threading.Thread(target=lambda: 1/0, name='T')\nt.start(); t.join()\nprint('on')"
+    ),
+    "main thread": (
+        "import threading, os\n"
+        "t = threading.main_thread()\n"
+        "print(t.name, t.native_id == os.getpid(), threading.active_count())"
+    ),
     "fork": "import os\nif os.fork():\n    os.wait(); print('parent')\nelse:\n    print('child')",
     "fork and error": "import os, sys\nif os.fork() == 0:\n    1/0\nprint(os.waitstatus_to_exitcode(os.wait()[1]))",
     "multiprocessing fork": (
@@ -116,14 +138,20 @@ SNIPPETS = {
         "from concurrent.futures import ProcessPoolExecutor\nimport math\n"
         "with ProcessPoolExecutor(2) as p: print(list(p.map(math.sqrt, [1, 4])))"
     ),
-    "thread pool": "from concurrent.futures import ThreadPoolExecutor\np = ThreadPoolExecutor(2)\nprint(p.submit(pow, 2, 5).result())",
+    "thread pool": (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "p = ThreadPoolExecutor(2)\n"
+        "print(p.submit(pow, 2, 5).result())"
+    ),
     "asyncio": "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 3\nprint(asyncio.run(f()))",
     "asyncio state": "import asyncio\nprint(asyncio._get_running_loop())\nasyncio.get_event_loop()",
     "asyncio subprocess": (
         "import asyncio\nasync def f():\n    p = await asyncio.create_subprocess_exec('echo', 'hi', stdout=-1)\n"
         "    return await p.communicate()\nprint(asyncio.run(f()))"
     ),
-    "subprocess": "import subprocess\nprint('a', flush=True)\nsubprocess.run('echo b; echo c >&2', shell=True)\nprint('d')",
+    "subprocess": (
+        "import subprocess\nprint('a', flush=True)\nsubprocess.run('echo b; echo c >&2', shell=True)\nprint('d')"
+    ),
     "order without flush": "import os\nprint('python')\nos.system('echo child')",
     "stdin": "import sys\nprint(repr(sys.stdin.read()))",
     "input": "input('prompt> ')",
@@ -134,7 +162,11 @@ SNIPPETS = {
     "syntax warning": "x = 1\nx is 2",
     "resource warning": "import warnings\nwarnings.simplefilter('always')\nopen('f', 'w')",
     "logging": "import logging\nlogging.warning('w')\nlogging.getLogger('a').error('e')\nprint(logging.root.handlers)",
-    "logging config": "import logging\nlogging.basicConfig(level=10, format='%(levelname)s %(name)s %(funcName)s')\nlogging.debug('d')",
+    "logging config": (
+        "import logging\n"
+        "logging.basicConfig(level=10, format='%(levelname)s %(name)s %(funcName)s')\n"
+        "logging.debug('d')"
+    ),
     "traceback of a stack of functions": "import traceback\ndef f(): traceback.print_stack(limit=1)\nf()",
     "closed stdout": "import sys\nsys.stdout.close()",
     "closed descriptor": "import os\nprint('x')\nos.close(1)",
@@ -146,10 +178,25 @@ SNIPPETS = {
     "c output": "import ctypes\nctypes.CDLL(None).puts(b'from C')\nprint('from Python')",
     "big output": "print('x' * 300_000)",
     "descriptors": "import os\nprint(sorted(int(f) for f in os.listdir('/proc/self/fd'))[:3], os.dup(0))",
-    "third-party module is not there": "import sys\nprint([n for n in ('zmq', 'IPython', 'tornado', 'msgspec', 'sandboxd', 'ipykernel', 'debugpy') if n in sys.modules])",
-    "third-party import": "import tornado.ioloop, zmq, msgspec\nprint(zmq.__file__, tornado.ioloop.__spec__.name, zmq.Context)",
-    "third-party submodule": "import sys, zmq.asyncio\nprint(zmq.__spec__.loader, zmq.asyncio.__spec__.origin, sys.modules['zmq'] is zmq)",
-    "import twice": "import sys\nimport traitlets\na = traitlets\ndel sys.modules['traitlets']\nimport traitlets\nprint(a is traitlets)",
+    "third-party module is not there": (
+        "import sys\n"
+        "print([n for n in ('zmq', 'IPython', 'tornado', 'msgspec', 'sandboxd', 'ipykernel', 'debugpy') "
+        "if n in sys.modules])"
+    ),
+    "third-party import": (
+        "import tornado.ioloop, zmq, msgspec\nprint(zmq.__file__, tornado.ioloop.__spec__.name, zmq.Context)"
+    ),
+    "third-party submodule": (
+        "import sys, zmq.asyncio\nprint(zmq.__spec__.loader, zmq.asyncio.__spec__.origin, sys.modules['zmq'] is zmq)"
+    ),
+    "import twice": (
+        "import sys\n"
+        "import traitlets\n"
+        "a = traitlets\n"
+        "del sys.modules['traitlets']\n"
+        "import traitlets\n"
+        "print(a is traitlets)"
+    ),
     "reload": "import importlib, traitlets\nprint(importlib.reload(traitlets) is traitlets)",
     "ours is not to be found": "import sandboxd",
     "numpy": "import numpy\nprint(numpy.arange(3) * 2)",
@@ -159,8 +206,17 @@ SNIPPETS = {
     "enum": "import enum\nclass E(enum.Enum):\n    A = 1\nprint(E.A, E.__module__)",
     "namedtuple": "from collections import namedtuple\nprint(namedtuple('T', 'a b').__module__)",
     "inspect source": "import inspect\ndef f(): pass\nprint(inspect.getmodule(f))\ninspect.getsource(f)",
-    "recursion": "def r(n):\n    try: return r(n + 1)\n    except RecursionError: return n\nprint(r(0) > 900)\nimport sys\nprint(sys.getrecursionlimit())",
-    "locale": "import locale, sys\nprint(locale.getpreferredencoding(), locale.setlocale(0), sys.getfilesystemencoding())",
+    "recursion": (
+        "def r(n):\n"
+        "    try: return r(n + 1)\n"
+        "    except RecursionError: return n\n"
+        "print(r(0) > 900)\n"
+        "import sys\n"
+        "print(sys.getrecursionlimit())"
+    ),
+    "locale": (
+        "import locale, sys\nprint(locale.getpreferredencoding(), locale.setlocale(0), sys.getfilesystemencoding())"
+    ),
     "time zone": "import time\nprint(time.tzname, time.localtime(0).tm_hour)",
     "help text": "print(help, exit, copyright)",
     "gc": "import gc\nprint(gc.isenabled(), gc.get_threshold(), gc.callbacks, gc.garbage)",
@@ -169,7 +225,11 @@ SNIPPETS = {
     "session": "import os\nprint(os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid())",
     "user packages": "import site, sys\nprint(site.USER_BASE, site.USER_SITE)",
     "runpy": "import runpy\nopen('m.py', 'w').write('print(__name__)')\nrunpy.run_path('m.py', run_name='__main__')",
-    "ignore child signals": "import signal, subprocess\nprint(subprocess.run(['python', '-c', 'import signal; print(signal.getsignal(2), signal.getsignal(13))'], capture_output=True).stdout)",
+    "ignore child signals": (
+        "import signal, subprocess\n"
+        "print(subprocess.run(['python', '-c', 'import signal; print(signal.getsignal(2), "
+        "signal.getsignal(13))'], capture_output=True).stdout)"
+    ),
 }
 
 
@@ -190,6 +250,7 @@ def test_a_run_is_as_python_reading_standard_input(sandbox: Box, name: str) -> N
         env=sandbox.environment,
         cwd=sandbox.workspace,
         capture_output=True,
+        check=False,
         start_new_session=True,
     )
     _empty(sandbox.workspace)
