@@ -147,8 +147,8 @@ class Running:
                 if state is not None and state.execution_state == "idle":
                     self._came("idle")
 
-    def outcome(self, kernel: Literal["new", "kept", "lost"], exited: Exited, *, stopped: bool) -> Outcome:
-        """Return how it ended. exited: of the process, if the kernel is lost. stopped: the kernel was ended on request."""
+    def outcome(self, kernel: Literal["new", "kept", "lost"], exited: Exited, *, stopped: Reason | None) -> Outcome:
+        """Return how it ended. exited: of the process, if the kernel is lost. stopped: why the kernel was ended on request."""
         run_ms = round((time.monotonic() - self.begun) * 1000)
         status, code, reason, error = self._ending(exited, lost=kernel == "lost", stopped=stopped)
         self._page()
@@ -178,12 +178,12 @@ class Running:
         self.stderr = Capture(min(self.message.limits.text, _LATE))
 
     def _ending(
-        self, exited: Exited, *, lost: bool, stopped: bool
+        self, exited: Exited, *, lost: bool, stopped: Reason | None
     ) -> tuple[Status, int, Reason | None, UserError | None]:
         if self.why == "timeout":
             return "timeout", 124, "timeout" if lost else None, None
-        if stopped:
-            return "cancelled", 130, "restart", None
+        if stopped is not None:
+            return "cancelled", 130, stopped, None
         error = self._user_error()
         if self.why == "interrupted":
             return "interrupted", 130, "killed" if lost else None, error

@@ -64,7 +64,8 @@ class Kernel:
         gone: Callable[[Reason], None],
         send: Callable[[FromSandbox], None],
     ) -> None:
-        self._fresh = True
+        self.fresh = True
+        """Whether nothing has been executed in it yet."""
         self._spec = spec
         self._config = config
         self._connection = Connection(folder, secrets.token_hex(16))
@@ -74,7 +75,7 @@ class Kernel:
         self._heard = 0
         self._running: Running | None = None
         self._remembered: OrderedDict[int, Running] = OrderedDict()
-        self._ending = False
+        self._ending: Reason | None = None
         self._loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[Exited] = self._loop.create_future()
         self._clean: asyncio.Future[bool] = self._loop.create_future()
@@ -106,21 +107,22 @@ class Kernel:
             async with asyncio.timeout(START_S):
                 await self._unless_exited(self._channels.ready(welcomed=self._spec.forked))
         except TimeoutError:
-            await self.stop()
+            await self.stop("killed")
             raise KernelStartError(f"the {self._spec.name} kernel did not answer within {START_S:.0f} s") from None
         except zmq.ZMQError as error:
-            await self.stop()
+            await self.stop("killed")
             raise KernelStartError(f"the {self._spec.name} kernel cannot be reached: {error.strerror}") from error
         except BaseException:
-            await self.stop()
+            await self.stop("killed")
             raise
         if self._exited.done():
-            await self.stop()
+            await self.stop("killed")
             raise KernelStartError(f"the {self._spec.name} kernel ended while it was starting")
 
     async def execute(self, message: Execute) -> Finished:
         """Run ``message`` to its end. Not to be called while another runs. Cancelled: the kernel is killed."""
-        kernel = self.served()
+        kernel: Literal["new", "kept"] = "new" if self.fresh else "kept"
+        self.fresh = False
         self._drain()  # what is there by now is not of this execution
         self._number += 1
         running = self._running = Running(message, self._number, marks=self._spec.marks)
@@ -149,12 +151,6 @@ class Kernel:
         running.keep_late()
         return Finished(message.id, outcome, sandbox_unsafe=not clean)
 
-    def served(self) -> Literal["new", "kept"]:
-        """Return what the answer says of this kernel: ``new`` to the first who asks."""
-        kernel: Literal["new", "kept"] = "new" if self._fresh else "kept"
-        self._fresh = False
-        return kernel
-
     def interrupt(self, execution: str) -> bool:
         """Begin the ladder for ``execution``; False if it does not run here now."""
         if self._running is None or self._running.message.id != execution:
@@ -167,9 +163,9 @@ class Kernel:
         """Whether nothing of it is left."""
         return self._watcher is None or self._watcher.done()
 
-    async def stop(self) -> None:
+    async def stop(self, reason: Reason) -> None:
         """End the kernel and what runs in it; return once its processes are gone or known not to go. Repeatable."""
-        self._ending = True
+        self._ending = self._ending or reason
         self._process.kill()
         if self._watcher is not None:
             await asyncio.wait([self._watcher], timeout=2 * GONE_S)
@@ -215,7 +211,7 @@ class Kernel:
         self._drain()
         if self._running is not None:
             self._running.end()
-        elif not self._ending:
+        elif self._ending is None:
             self._gone(reason(self._exited.result()))
         self._clean.set_result(await self._process.gone())
         self._drain()
@@ -260,7 +256,7 @@ class Kernel:
         grace_s = running.message.grace_s
         if not running.over.done() and not await climb(self._process, running.over, since=since, grace_s=grace_s):
             return False
-        return not self._exited.done() and not self._ending
+        return not self._exited.done() and self._ending is None
 
     async def _cleaned(self, running: Running) -> bool:
         """Wait until nothing of the kernel is left; return whether that is so."""

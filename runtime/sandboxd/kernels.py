@@ -36,6 +36,8 @@ from .protocol import (
 
 _Key = tuple[str, str]
 
+_NOT_RUN = Outcome("cancelled", 130, 0)
+
 
 class Kernels:
     """All kernels of a sandbox, by (language, context).
@@ -95,13 +97,16 @@ class Kernels:
     async def stop(self, message: StopKernel) -> KernelStopped:
         """End a kernel; what runs in it ends as ``cancelled``. Answers once its processes are gone, within 2 s."""
         key = (message.language, message.context)
+        waiting = [execution for execution, where in self._here.items() if where == key]
+        self._cancelled.update(waiting)
         await self._no_spare(key)
-        kernel = self._kernels.pop(key, None)
+        kernel = self._kernels.get(key)
         if kernel is not None:
-            await kernel.stop()
+            self._forget(key, kernel)
+            await kernel.stop("restart" if message.restart else "deleted")
         if message.restart and (spec := self._specs.get(message.language)) is not None:
             self._prepare_spare(key, spec)
-        return KernelStopped(message.request, existed=kernel is not None)
+        return KernelStopped(message.request, existed=kernel is not None or bool(waiting))
 
     async def aclose(self) -> None:
         """End all kernels. May be called twice."""
@@ -110,7 +115,7 @@ class Kernels:
             await self._no_spare(key)
         kernels = {*self._kernels.values(), *self._ending}
         self._kernels = {}
-        await asyncio.gather(*(kernel.stop() for kernel in kernels))
+        await asyncio.gather(*(kernel.stop("killed") for kernel in kernels))
         self._context.destroy(linger=0)
 
     def _refused(self, message: Execute, spec: Kernelspec | None) -> Refused | None:
@@ -126,6 +131,8 @@ class Kernels:
         return None
 
     async def _execute(self, message: Execute, spec: Kernelspec, key: _Key) -> Finished | Refused:
+        if message.id in self._cancelled:
+            return Finished(message.id, _NOT_RUN)
         prepared = False
         if key not in self._kernels or key in self._spares:
             self._send(Preparing(message.id))
@@ -136,7 +143,7 @@ class Kernels:
                 return Refused(message.id, "kernel_start_failed", str(error))
         kernel = self._kernels[key]
         if message.id in self._cancelled:
-            return Finished(message.id, Outcome("cancelled", 130, 0, kernel=kernel.served()))
+            return Finished(message.id, _NOT_RUN)
         if prepared:
             self._send(Started(message.id))
         try:
@@ -169,7 +176,8 @@ class Kernels:
         def gone(reason: Reason) -> None:
             if self._kernels.get(key) is kernel:
                 self._forget(key, kernel)
-                self._send(KernelGone(*key, reason))
+                if not kernel.fresh:  # nobody knows of one that was made ahead of time
+                    self._send(KernelGone(*key, reason))
 
         self._ending = {kernel for kernel in self._ending if not kernel.is_gone}
         kernel = Kernel(spec, self._config, next(self._folders), gone, self._send)

@@ -32,7 +32,9 @@ sys.path.insert(0, sys.argv[1])
 from sandboxd import boot  # notes what a plain interpreter has, first of all
 import gc, os, signal, socket
 from pathlib import Path
-from sandboxd import ending, osproc, preloaded, zygote
+from sandboxd import ending, osproc, preloaded, seccomp, zygote
+osproc.forbid_new_privileges()
+seccomp.install()
 osproc.become_subreaper()
 preloaded.load_kernel(Path(sys.argv[2]))
 preloaded.note_loaded()

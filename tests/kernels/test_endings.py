@@ -165,9 +165,17 @@ async def test_cancel_while_the_kernel_starts_runs_nothing(sandbox):
     await sandbox.until_told(Preparing)
     assert sandbox.kernels.cancel("me")
     outcome = await running
-    assert (outcome.status, outcome.exit_code, outcome.kernel) == ("cancelled", 130, "new")
+    assert (outcome.status, outcome.exit_code, outcome.kernel) == ("cancelled", 130, None)
     assert not (sandbox.workspace / "ran").exists()
-    assert (await sandbox.run("1")).kernel == "kept"
+    assert (await sandbox.run("1")).kernel == "new"
+
+
+async def test_stop_while_the_kernel_starts_cancels_what_waits(sandbox):
+    waiting = [asyncio.get_running_loop().create_task(sandbox.run("1")) for _ in range(2)]
+    await sandbox.until_told(Preparing)
+    assert (await sandbox.kernels.stop(StopKernel("r", "python", "default"))).existed
+    assert [(await one).status for one in waiting] == ["cancelled", "cancelled"]
+    assert (await sandbox.run("1")).kernel == "new"
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -178,6 +186,7 @@ async def test_stop_ends_what_runs_as_cancelled(sandbox, restart):
     assert answer == KernelStopped("r", existed=True)
     outcome = await running
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("cancelled", 130, "lost")
+    assert outcome.reason == ("restart" if restart else "deleted")
     assert (await sandbox.run("1")).kernel == "new"
     assert not sandbox.told(KernelGone)
 
