@@ -239,10 +239,7 @@ def _announce(settings: Settings, choice: Choice, sockets: list[socket.socket], 
         url = f"http://{f'[{host}]' if ':' in host else host}:{sockets[0].getsockname()[1]}"
         curl = f"curl {url}"
     say(f"backend  {choice.backend.name} ({choice.why})")
-    say(
-        f"limits   {settings.memory_mb} MiB memory, {settings.cpus:g} {'core' if settings.cpus == 1 else 'cores'}, "
-        f"{settings.pids_limit} processes per sandbox; {settings.max_sessions} sandboxes"
-    )
+    say(f"limits   {_limits(settings, choice.backend)}")
     say(f"data     {settings.data_root}")
     say(f"serving  {url}" + ("" if listen.path else f" (the API: {url}/docs)"))
     key = "$SANDBOX_API_KEY"
@@ -251,6 +248,17 @@ def _announce(settings: Settings, choice: Choice, sockets: list[socket.socket], 
         say(f"key      {key} (made for you, kept in {settings.data_root / '.api-key'})")
     body = '{"scope": "u1", "language": "python", "code": "print(6 * 7)"}'
     say(f"try      {curl}/v1/exec -H \"X-API-Key: {key}\" -d '{body}'")
+
+
+def _limits(settings: Settings, backend: Backend) -> str:
+    """One line on what a sandbox may use."""
+    if backend.name == "process":
+        return f"none on memory, processor and processes: nothing is isolated; {settings.max_sessions} sandboxes"
+    cores = f"{settings.cpus:g} {'core' if settings.cpus == 1 else 'cores'}"
+    return (
+        f"{settings.memory_mb} MiB memory, {cores}, {settings.pids_limit} processes per sandbox; "
+        f"{settings.max_sessions} sandboxes"
+    )
 
 
 def _raise_open_files() -> None:

@@ -302,6 +302,4 @@ def warnings(settings: Settings) -> list[str]:
             f"SANDBOX_UID={settings.uid} is shared by all scopes: they share the kernel's limits per user, and with "
             "other programs of that user."
         )
-    if settings.runtime_backend == "process":
-        said.append("SANDBOX_RUNTIME_BACKEND=process isolates nothing: code runs with the rights of this service.")
     return said
