@@ -4,6 +4,8 @@ import json
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from interpreter.errors import InvalidRequest
 from interpreter.http.strict_json import MAX_DEPTH, MAX_VALUES, parse
@@ -76,3 +78,30 @@ def test_a_bomb_is_refused_before_it_grows():
     with pytest.raises(InvalidRequest, match="values"):
         parse(bomb)
     assert time.monotonic() - begun < 3
+
+
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**38), 10**38)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.text(), _values, max_size=5), st.booleans())
+def test_whatever_json_can_say_comes_back(value, escaped):
+    assert parse(json.dumps(value, ensure_ascii=escaped).encode()) == value
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0dD8eE-+.1 ntf', max_size=40).map(str.encode))
+def test_whatever_the_bytes_it_is_an_object_or_refused(body):
+    try:
+        found = parse(body)
+    except InvalidRequest:
+        return
+    assert found == json.loads(body)
