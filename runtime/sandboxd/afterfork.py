@@ -84,6 +84,7 @@ def take_over(descriptors: list[int]) -> None:
         os.dup2(descriptor, place, inheritable=place < 3)
     os.closerange(len(descriptors), _HIGHEST)
     osproc.set_dumpable(dumpable=True)
+    osproc.make_first_to_go()
 
 
 def settle(env: dict[str, str], argv: list[str]) -> None:

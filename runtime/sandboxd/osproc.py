@@ -114,14 +114,17 @@ def set_dumpable(*, dumpable: bool) -> None:
     _prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 
-def be_first_to_go() -> None:
-    """Make this process, and what it starts, the first choice when memory runs out."""
+def make_first_to_go(pid: int | None = None) -> None:
+    """Make a process (this one if None), and what it starts, the first choice of the system when memory runs out.
+
+    It must be one that others of the same user may look into: the files of any other are root's, its own as well.
+    """
     try:
-        with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
+        with open(f"/proc/{pid or 'self'}/oom_score_adj", "r+b", buffering=0) as file:
             if int(file.read(16)) < _OOM_SCORE:
                 file.write(b"%d" % _OOM_SCORE)
     except OSError:
-        return  # /proc is not writable everywhere; the score is a preference, not a barrier
+        return  # ended already, or /proc is not writable here: the score is a preference, not a barrier
 
 
 def _prctl(option: int, value: int) -> None:

@@ -43,17 +43,20 @@ def serve_one(control: socket.socket) -> NoReturn:
     """Be the supervisor of the one program that comes over ``control``. For a fresh fork of the zygote."""
     wake = _become_supervisor()
     request, descriptors = _receive(control)
-    if request:
-        program = programs.decode(request)
-        try:
-            os.chdir(program.cwd)
-            pid = _start(program, descriptors)
-        except OSError as error:
-            _tell(control, programs.FAILED, error.errno or errno.EIO)
-        else:
-            _close(descriptors)
-            _tell(control, programs.STARTED, pid)
-            _watch(control, wake, pid)
+    if not request:
+        os._exit(0)
+    program = programs.decode(request)
+    try:
+        os.chdir(program.cwd)
+        pid = _spawn(program, descriptors) if isinstance(program, Command) else os.fork()
+    except OSError as error:
+        _tell(control, programs.FAILED, error.errno or errno.EIO)
+        os._exit(0)
+    if pid == 0:
+        _become_kernel(program, descriptors)
+    _close(descriptors)
+    _tell(control, programs.STARTED, pid)
+    _watch(control, wake, pid)
     os._exit(0)
 
 
@@ -66,30 +69,43 @@ def serve_runs(control: socket.socket) -> NoReturn:
     preloaded.put_aside()
     stay = True
     while stay:
-        pid, order = _fork_ahead(control)
-        request, descriptors = _receive(control)
-        if not request:
-            osproc.kill(pid)
-            break
+        order, their_order = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            os.chdir(programs.decode(request).cwd)
-            socket.send_fds(order, [request], descriptors)
-        except OSError as error:  # ECONNRESET, EPIPE: the tenant has killed what was ready
-            osproc.kill(pid)
-            _tell(control, programs.FAILED, error.errno or errno.EIO)
-            break
+            pid = os.fork()
+        except OSError:
+            break  # at its limit of processes; sandboxd sees the socket close
+        if pid == 0:
+            control.close()
+            order.close()
+            _become_run(their_order)
+        their_order.close()
+        stay = _serve_run(control, order, wake, pid)
         order.close()
-        _close(descriptors)
-        _tell(control, programs.STARTED, pid)
-        stay = _watch(control, wake, pid)
     os._exit(0)
+
+
+def _serve_run(control: socket.socket, order: socket.socket, wake: int, pid: int) -> bool:
+    """Give the next request to ``pid``, which is ready, and see it to its end; False if there will be no more."""
+    request, descriptors = _receive(control)
+    if not request:
+        osproc.kill(pid)
+        return False
+    try:
+        os.chdir(programs.decode(request).cwd)
+        socket.send_fds(order, [request], descriptors)
+    except OSError as error:  # the directory has gone, or the tenant has killed what was ready
+        osproc.kill(pid)
+        _tell(control, programs.FAILED, error.errno or errno.EIO)
+        return False
+    _close(descriptors)
+    _tell(control, programs.STARTED, pid)
+    return _watch(control, wake, pid)
 
 
 def _become_supervisor() -> int:
     """Return a descriptor that becomes readable when a child has ended."""
     os.setsid()
     osproc.become_subreaper()
-    osproc.be_first_to_go()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     return afterfork.wake_on_child()
@@ -111,48 +127,42 @@ def _receive(source: socket.socket) -> tuple[bytes, list[int]]:
         return request, moved
 
 
-def _start(program: Program, descriptors: list[int]) -> int:
-    """Start the program in a session of its own, with ``descriptors`` as 0, 1, 2, … and no others; return its pid."""
-    if isinstance(program, Command):
-        path = shutil.which(program.argv[0], path=program.env.get("PATH", os.defpath))
-        if path is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        actions = [(os.POSIX_SPAWN_DUP2, descriptor, place) for place, descriptor in enumerate(descriptors)]
-        return os.posix_spawn(
-            path, program.argv, program.env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=_ALL_SIGNALS
-        )
-    pid = os.fork()
-    if pid == 0:
-        afterfork.leave_supervisor()
-        afterfork.take_over(descriptors)
-        if isinstance(program, PythonKernel):
-            afterfork.settle(program.env, ["kernel.py", "-f", program.connection_file])
-            ending.finish(preloaded.kernel().run(program.connection_file))
-        raise TypeError("stateless programs are served by serve_runs")
+def _spawn(command: Command, descriptors: list[int]) -> int:
+    """Start a command in a session of its own, with ``descriptors`` as 0, 1, 2, … and no others; return its pid."""
+    path = shutil.which(command.argv[0], path=command.env.get("PATH", os.defpath))
+    if path is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    actions = [(os.POSIX_SPAWN_DUP2, descriptor, place) for place, descriptor in enumerate(descriptors)]
+    pid = os.posix_spawn(
+        path, command.argv, command.env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=_ALL_SIGNALS
+    )
+    osproc.make_first_to_go(pid)
     return pid
 
 
-def _fork_ahead(control: socket.socket) -> tuple[int, socket.socket]:
-    """Fork the process of the next stateless program; return its pid and the socket for its request."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid:
-        theirs.close()
-        return pid, ours
-    control.close()
-    ours.close()
+def _become_kernel(program: Program, descriptors: list[int]) -> NoReturn:
+    afterfork.leave_supervisor()
+    afterfork.take_over(descriptors)
+    if not isinstance(program, PythonKernel):
+        raise TypeError("stateless programs are served by serve_runs")
+    afterfork.settle(program.env, ["kernel.py", "-f", program.connection_file])
+    ending.finish(preloaded.kernel().run(program.connection_file))
+
+
+def _become_run(order: socket.socket) -> NoReturn:
+    """Be ready, and become the stateless program that comes over ``order``. Ends by raising afterfork.Unwind."""
     afterfork.leave_supervisor()
     stateless.rehearse()
-    request, descriptors = _receive(theirs)
+    request, descriptors = _receive(order)
     if not request:
         os._exit(0)
-    theirs.detach()  # closed with all others
+    order.detach()  # closed with all others
     program = programs.decode(request)
     os.chdir(program.cwd)
     afterfork.take_over(descriptors)
-    if isinstance(program, PythonRun):
-        stateless.begin(program)
-    os._exit(1)
+    if not isinstance(program, PythonRun):
+        raise TypeError("only stateless programs are served here")
+    stateless.begin(program)
 
 
 def _watch(control: socket.socket, wake: int, program: int) -> bool:

@@ -257,6 +257,8 @@ os.setgid(54321); os.setuid(54321)
 osproc.set_dumpable(dumpable=False)
 if os.fork() == 0:
     osproc.set_dumpable(dumpable=True)
+    osproc.make_first_to_go()
+    print(open('/proc/self/oom_score_adj').read().strip(), open(f'/proc/{{os.getppid()}}/oom_score_adj').read().strip())
     exec({probe!r})
     sys.stdout.flush()
     os._exit(0)
@@ -265,7 +267,7 @@ os.wait()
     done = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=False, cwd="/")
     if "Permission" in done.stderr:
         pytest.skip("the checkout cannot be read by others")
-    assert done.stdout == "{'closed'} open\n", done.stderr
+    assert done.stdout == "500 0\n{'closed'} open\n", done.stderr
 
 
 def test_the_filter_is_in_force_in_every_program(tmp_path: Path) -> None:
