@@ -144,7 +144,10 @@ class Interpreter:
                 await _all_finished(self._store.active())
 
     async def aclose(self) -> None:
-        """End everything: executions, sandboxes, tasks, the lock; the backend too. May be called twice."""
+        """End everything: executions, sandboxes (no later service could adopt them yet), tasks, the lock, the backend.
+
+        May be called twice.
+        """
         self._draining = True
         active = self._store.active()
         for execution in active:

@@ -79,9 +79,14 @@ class Run:
         """Return how it ended, told by the sandbox or decided by us."""
         request, connection = self._work.execution.request, self._live.connection
         try:
-            pending = await connection.execute(_execute(self._link_id, request, self._config))
+            # A sandboxd that the tenant has frozen takes no long frame, and the answer is due all the same.
+            async with asyncio.timeout(request.timeout_s + self._config.grace_s + MARGIN_S):
+                pending = await connection.execute(_execute(self._link_id, request, self._config))
         except LinkClosed:
             return await self._sandbox_gone("", "")
+        except TimeoutError:
+            self._stop(self._live, "killed")
+            return self._ended("", "", "timeout", "timeout")
         try:
             await self._wait(pending)
             if pending.end.done():

@@ -66,7 +66,6 @@ class Manager:
         config: SandboxConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        on_kernel_gone: Callable[[Key, KernelKey, Reason], None] = lambda _key, _kernel, _reason: None,
     ) -> None:
         self._backend = backend
         self._data = data
@@ -74,7 +73,6 @@ class Manager:
         self._kernels = kernels
         self._config = config
         self._clock = clock
-        self._on_kernel_gone = on_kernel_gone
         self._tasks = Tasks()
         self._lives: dict[Key, Live] = {}
         self._leaving: set[Live] = set()
@@ -240,8 +238,7 @@ class Manager:
     def _kernel_gone(self, live: Live, gone: KernelGone) -> None:
         kernel = KernelKey(gone.language, gone.context)
         reason: Reason = "oom" if gone.reason in ("killed", "crash") and live.oom_news() else gone.reason
-        if self._kernels.gone(live.row.key, kernel, reason):
-            self._on_kernel_gone(live.row.key, kernel, reason)
+        self._kernels.gone(live.row.key, kernel, reason)
 
     async def _cleanup(self, live: Live) -> None:
         """End all of ``live``, from outside."""

@@ -72,13 +72,15 @@ async def until_cancelled(peer: Peer, message: Execute) -> None:
 
 
 class Sandboxd:
-    """See the module. began: executions that arrived, by their code, in order."""
+    """See the module. began: executions that arrived, by their code, in order. frozen: it
+    says hello and never reads."""
 
     def __init__(self) -> None:
         self.script: dict[str, Script] = {}
         self.began: list[str] = []
         self.peers: list[Peer] = []
         self.hello: Callable[[Peer], Awaitable[None]] = self._hello
+        self.frozen = False
         self.arrived = asyncio.Event()
 
     async def wait_for(self, code: str, times: int = 1) -> None:
@@ -92,6 +94,8 @@ class Sandboxd:
         self.peers.append(peer)
         try:
             await self.hello(peer)
+            if self.frozen:
+                await asyncio.Event().wait()
             async with asyncio.TaskGroup() as group:
                 while (body := await read_frame(reader, limit=MAX_FRAME_TO_SANDBOX)) is not None:
                     self._take(group, peer, decode_to_sandbox(body))

@@ -194,6 +194,18 @@ async def test_a_sandbox_that_never_answers_is_ended_by_our_clock(house: House, 
     assert len(house.backend.running) == 1
 
 
+async def test_a_sandboxd_that_reads_nothing_is_ended_by_our_clock(house: House) -> None:
+    house.sandboxd.frozen = True
+    loop = asyncio.get_running_loop()
+    for code in ("short", "x" * 1_000_000):
+        began = loop.time()
+        answer = await house.exec(code, timeout_s=0.1)
+        assert (answer.status, answer.state) == ("timeout", "lost")
+        assert loop.time() - began < 0.1 + 0.1 + 0.3 + 0.2  # the last for starting the sandbox
+    house.sandboxd.frozen = False
+    assert (await house.exec("after")).stdout == "after"
+
+
 async def test_the_clock_stands_still_while_a_kernel_starts_but_not_twice(house: House) -> None:
     async def slow(peer: Peer, message: Execute) -> None:
         peer.send(Preparing(id=message.id))
