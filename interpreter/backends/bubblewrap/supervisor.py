@@ -14,6 +14,7 @@ Leaves to backend.py: deciding anything.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import marshal
 import os
 import resource
@@ -121,13 +122,25 @@ def _watch(monitor: int, lock: str, idle_s: float) -> int | None:
 
 
 def _held(lock: str) -> bool:
-    """Whether a process holds the lock, found without trying to take it: that could make a service's start fail."""
+    """Whether a process holds the lock.
+
+    Found in the kernel's list where possible: trying to take it could make a service's start fail in that moment. Only
+    where it is not found is it tried, shared: some file systems (btrfs, overlays) have other numbers in the list.
+    """
     try:
-        status = os.stat(lock)
+        descriptor = os.open(lock, os.O_RDONLY)
     except OSError:
         return False
-    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    return any("FLOCK" in line and device in line.split() for line in ending.read("/proc/locks").splitlines())
+    try:
+        inode = f":{os.fstat(descriptor).st_ino} "
+        if any("FLOCK" in line and inode in line for line in ending.read("/proc/locks").splitlines()):
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _reap(monitor: int) -> int:
@@ -331,8 +344,10 @@ def _open_below(base: str, path: str) -> int:
         return os.open(path, os.O_PATH)
     place = os.open(base, os.O_PATH | os.O_DIRECTORY)
     for part in path.split("/"):
-        below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-        os.close(place)
+        try:
+            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+        finally:
+            os.close(place)
         place = below
     return place
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +56,8 @@ class ProcessSandbox(Sandbox):
 
     async def stop(self) -> None:
         """Kill the boot process; return when its tree is gone."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
+        if not self._exit.done():
+            os.kill(self._process.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         await asyncio.wait([self._exit], timeout=_STOP_S)
         if not self._exit.done():
             raise BackendError("a sandbox could not be ended: some of its processes are still there")
@@ -70,13 +71,19 @@ class ProcessSandbox(Sandbox):
         return Stats(None, 0, 0 if self._exit.done() else tree.count(self._process.pid, self._mark))
 
     async def _watch(self) -> None:
-        while self._process.poll() is None:  # noqa: ASYNC110 - works on every system, and this one is for development
+        # Asked again and again, which works on every system; this backend is for development.
+        while not self._has_ended():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         while not await asyncio.to_thread(tree.end, self._process.pid, self._mark, within_s=_STOP_S):
             pass  # stop() says so
         await asyncio.to_thread(shutil.rmtree, self._private, ignore_errors=True)
-        status = self._process.returncode
+        status = self._process.wait()  # at once; reaped only now, so that nobody took over its pid and its group
         self._exit.set_result(SandboxExit(status if status >= 0 else 128 - status))
+
+    def _has_ended(self) -> bool:
+        if sys.platform == "darwin":  # has no waitid
+            return self._process.poll() is not None
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 class ProcessBackend(Backend):
