@@ -131,10 +131,10 @@ class Kernels:
             return Life("lost", kernel.generation, untold)
         return Life("new" if fresh or restarted else "kept", kernel.generation)
 
-    def gone(self, key: Key, name: KernelKey, reason: Reason) -> bool:
-        """Say that a kernel ended between executions; False if it was not there."""
+    def gone(self, key: Key, name: KernelKey, sandbox: SandboxId, reason: Reason) -> bool:
+        """Say that a kernel in ``sandbox`` ended between executions; False if it was not there."""
         kernel = self._kernels.get((key, name))
-        if kernel is None or not kernel.alive:
+        if kernel is None or not kernel.alive or kernel.home != sandbox:
             return False
         kernel.alive, kernel.home, kernel.restarted = False, None, False
         kernel.loss = reason

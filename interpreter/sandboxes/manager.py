@@ -238,7 +238,7 @@ class Manager:
     def _kernel_gone(self, live: Live, gone: KernelGone) -> None:
         kernel = KernelKey(gone.language, gone.context)
         reason: Reason = "oom" if gone.reason in ("killed", "crash") and live.oom_news() else gone.reason
-        self._kernels.gone(live.row.key, kernel, reason)
+        self._kernels.gone(live.row.key, kernel, live.row.id, reason)
 
     async def _cleanup(self, live: Live) -> None:
         """End all of ``live``, from outside."""

@@ -81,9 +81,9 @@ def test_lost_in_the_very_call_that_started_it() -> None:
 def test_lost_between_calls_is_said_in_the_next_answer_once() -> None:
     table = kernels()
     run(table, ONE, "new")
-    assert table.gone(KEY, PY, "exit")
-    assert not table.gone(KEY, PY, "crash")
-    assert not table.gone(KEY, NODE, "crash")
+    assert table.gone(KEY, PY, ONE, "exit")
+    assert not table.gone(KEY, PY, ONE, "crash")
+    assert not table.gone(KEY, NODE, ONE, "crash")
     assert run(table, ONE, "new") == Life("lost", 2, "exit")
     assert run(table, ONE, "kept") == Life("kept", 2)
 
@@ -140,6 +140,7 @@ def test_the_end_of_an_earlier_sandbox_does_not_touch_a_later_life() -> None:
     run(table, ONE, "new")
     run(table, TWO, "new")
     table.sandbox_gone(KEY, ONE, "killed")
+    assert not table.gone(KEY, PY, ONE, "exit")
     assert run(table, TWO, "kept") == Life("kept", 2)
 
 
@@ -149,7 +150,7 @@ def test_what_its_owner_ends_is_no_loss() -> None:
     table.ended_by_owner(KEY, PY)
     assert table.of(KEY) == []
     assert run(table, ONE, "new") == Life("new", 2)
-    table.gone(KEY, PY, "crash")
+    table.gone(KEY, PY, ONE, "crash")
     table.ended_by_owner(KEY)
     assert run(table, ONE, "new") == Life("new", 3)
 
@@ -161,7 +162,7 @@ def test_restart_gives_new_once() -> None:
     assert run(table, ONE, "kept") == Life("new", 2)
     assert run(table, ONE, "kept") == Life("kept", 2)
     table.restarted(KEY, PY, ONE, 0)
-    table.gone(KEY, PY, "crash")
+    table.gone(KEY, PY, ONE, "crash")
     assert run(table, ONE, "new") == Life("lost", 4, "crash")
 
 
