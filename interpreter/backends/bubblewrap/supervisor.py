@@ -43,6 +43,10 @@ else:
 
 _END_WITHIN_S = 4.0
 _SAID_BYTES = 8192
+_OOM_SCORE = "200"
+"""Where the host as a whole runs out of memory, sandboxes go before everything else, and tenants' programs, which are
+raised further inside, before our part of a sandbox."""
+
 _SIGNALS = {SIGTERM, SIGINT, SIGHUP, SIGCHLD}
 
 _CLONE_NEWNS = 0x20000
@@ -281,6 +285,8 @@ def _fork(spec: dict[str, Any], said: int) -> _Child:
 
 
 def _become_bwrap(spec: dict[str, Any], us: int, go: int, descriptors: dict[int, int]) -> None:
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+        score.write(_OOM_SCORE)
     if spec["uid"] is not None:
         _stage(spec)
     else:

@@ -90,10 +90,12 @@ said["mount"] = libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)
 said["groups"] = os.getgroups()
 said["pid"] = os.getpid()
 said["ids"] = [os.getuid(), os.getgid()]
+said["score"] = open("/proc/self/oom_score_adj").read().strip()
 """
     )
     assert {said[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (said["NoNewPrivs"], said["Seccomp"]) == ("1", "2")
+    assert said["score"] == "200"
     assert (said["unshare"], said["mount"]) == (-1, -1)
     assert (said["pid"], said["ids"], said["groups"]) == (1, [1000, 1000], [])
 
