@@ -32,6 +32,7 @@ from interpreter.errors import (
     ShuttingDown,
     Unauthorized,
 )
+from interpreter.http.body import Body, BodyBudget, too_large
 from interpreter.http.errors import HeadTooLarge, RequestTimeout, UnsupportedEncoding, retry_after_s, status_of
 from interpreter.http.guard import Guard
 from interpreter.http.requests import read_body, read_query
@@ -66,6 +67,7 @@ class Api:
     version: str
     limits: ExecLimits = field(default_factory=ExecLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    bodies: BodyBudget = field(default_factory=BodyBudget)
     draining: bool = False
 
 
@@ -122,8 +124,7 @@ class ApiHandler(RequestHandler):
         """Take the route and start empty."""
         self.route = route
         self.operation: Operation | None = None
-        self._body = bytearray()
-        self._received = 0
+        self._body = Body(wire.MAX_BODY_BYTES, self.api.bodies)
         self._refusal: ServiceError | None = None
         self._admitted = False
         self._answered = False
@@ -163,10 +164,11 @@ class ApiHandler(RequestHandler):
             if headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
                 raise UnsupportedEncoding("Send the body without a Content-Encoding.")
             if length.isdecimal() and (len(length) > 15 or int(length) > wire.MAX_BODY_BYTES):
-                raise BodyTooLarge(f"The body is over {wire.MAX_BODY_BYTES} bytes.")
+                raise too_large(wire.MAX_BODY_BYTES)
         except ServiceError as error:
             # Answered after the body has been read and dropped: before that, the connection would have to be closed.
             self._refusal = error
+            self._body.drop()
             if "Expect" in headers:
                 raise
             if isinstance(error, BodyTooLarge):
@@ -176,12 +178,11 @@ class ApiHandler(RequestHandler):
 
     def data_received(self, chunk: bytes) -> None:
         """Keep a piece of the body, or drop it where the call is refused already."""
-        self._received += len(chunk)
-        if self._refusal is None:
-            self._body += chunk
-            if self._received > wire.MAX_BODY_BYTES:
-                self._refuse_early(BodyTooLarge(f"The body is over {wire.MAX_BODY_BYTES} bytes."))
-        elif self._received > 2 * wire.MAX_BODY_BYTES:
+        try:
+            self._body.add(chunk)
+        except ServiceError as error:
+            self._refuse_early(error)
+        if self._body.received > 2 * wire.MAX_BODY_BYTES:
             self._hang_up()
 
     async def _serve(self, *names: str) -> None:
@@ -197,8 +198,8 @@ class ApiHandler(RequestHandler):
             if name in self.CHECKED_NAMES and not re.fullmatch(wire.NAME, value):
                 raise InvalidRequest(f"{name} {wire.NAME_RULE}.")
         query = read_query(self.operation.query, self.request.query)
-        body = read_body(self.operation.body, self._body)
-        self._body = bytearray()
+        body = read_body(self.operation.body, self._body.data)
+        self._body.data = bytearray()
         method = "get" if self.request.method == "HEAD" else str(self.request.method).lower()
         call: Callable[..., Awaitable[None]] = getattr(self, f"on_{method}")
         await call(*names, query, body)
@@ -312,7 +313,7 @@ class ApiHandler(RequestHandler):
         """Answer now, and read on for a moment without keeping anything."""
         self._refusal = error
         self._answered = True
-        self._body = bytearray()
+        self._body.drop()
         self.set_header("Connection", "close")
         self._put_error(error)
         # The result is nobody's: a client that has left is noticed by on_connection_close.
@@ -343,13 +344,16 @@ class ApiHandler(RequestHandler):
         """Act on a client that has left."""
         super().on_connection_close()
         self._stop_timers()
+        if self._when_gone is None:
+            self._body.drop()
         if self._when_gone is not None and not self._finished:
             act, self._when_gone = self._when_gone, None
             act()
 
     def on_finish(self) -> None:
-        """Stop the clocks."""
+        """Stop the clocks, and give the body's room back."""
         self._stop_timers()
+        self._body.drop()
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act))

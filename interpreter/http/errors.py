@@ -35,6 +35,13 @@ class TooManyConnections(ServiceError):
     retryable = True
 
 
+class TooManyBodies(ServiceError):
+    """As many large bodies as there is room for are being served."""
+
+    code = "too_many_bodies"
+    retryable = True
+
+
 STATUS: dict[type[ServiceError], int] = {
     errors.InvalidRequest: 400,
     errors.UnknownField: 400,
@@ -62,6 +69,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.TooManySessions: 429,
     errors.TooManyExecutions: 429,
     errors.TooManyKernels: 429,
+    TooManyBodies: 429,
     TooManyConnections: 429,
     HeadTooLarge: 431,
     errors.InternalError: 500,
@@ -75,7 +83,7 @@ STATUS: dict[type[ServiceError], int] = {
 """Every error that a caller can get."""
 
 DEFAULT_RETRY_AFTER_S = 1.0
-"""Where waiting helps (429 and 503) and nobody knows how long."""
+"""Where waiting helps (409, 429 and 503) and nobody knows how long."""
 
 
 def status_of(error: ServiceError) -> int:
@@ -87,4 +95,4 @@ def retry_after_s(error: ServiceError) -> float | None:
     """Return the seconds for ``Retry-After``, or None where it does not belong."""
     if error.retry_after_s is not None:
         return error.retry_after_s
-    return DEFAULT_RETRY_AFTER_S if error.retryable and status_of(error) in (429, 503) else None
+    return DEFAULT_RETRY_AFTER_S if error.retryable and status_of(error) in (409, 429, 503) else None

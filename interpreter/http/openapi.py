@@ -17,7 +17,14 @@ from pydantic.json_schema import models_json_schema
 from interpreter import errors, wire
 from interpreter.errors import ServiceError
 from interpreter.http.base import ApiHandler, Operation, Route
-from interpreter.http.errors import STATUS, HeadTooLarge, RequestTimeout, TooManyConnections, UnsupportedEncoding
+from interpreter.http.errors import (
+    STATUS,
+    HeadTooLarge,
+    RequestTimeout,
+    TooManyBodies,
+    TooManyConnections,
+    UnsupportedEncoding,
+)
 
 COMMON: tuple[type[ServiceError], ...] = (
     errors.InvalidRequest,
@@ -29,6 +36,7 @@ COMMON: tuple[type[ServiceError], ...] = (
     RequestTimeout,
     errors.BodyTooLarge,
     UnsupportedEncoding,
+    TooManyBodies,
     TooManyConnections,
     HeadTooLarge,
     errors.InternalError,
