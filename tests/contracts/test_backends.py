@@ -39,6 +39,13 @@ async def test_stop_may_be_called_again_and_at_the_same_time(house: House) -> No
 
 
 @every_backend
+async def test_many_start_and_stop_at_the_same_time(house: House) -> None:
+    sandboxes = await asyncio.gather(*(house.start("idle") for _ in range(8)))
+    assert len({sandbox.id for sandbox in sandboxes}) == 8
+    await asyncio.gather(*(sandbox.stop() for sandbox in sandboxes))
+
+
+@every_backend
 async def test_a_cancelled_stop_still_stops(house: House) -> None:
     sandbox = await house.start("idle")
     stop = asyncio.get_running_loop().create_task(sandbox.stop())
