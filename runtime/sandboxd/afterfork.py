@@ -89,9 +89,7 @@ def take_over(descriptors: list[int]) -> None:
 
 def settle(env: dict[str, str], argv: list[str]) -> None:
     """Give this process the state that a Python started with ``env`` and ``argv`` has before its first line runs."""
-    if dict(os.environ) != env:
-        os.environ.clear()
-        os.environ.update(env)
+    set_environment(env)
     if "TZ" in env:
         time.tzset()
     sys.argv = argv
@@ -101,6 +99,15 @@ def settle(env: dict[str, str], argv: list[str]) -> None:
     random.seed()
     logging._startTime = time.time()  # type: ignore[attr-defined]
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+
+
+def set_environment(env: dict[str, str]) -> None:
+    """Make ``env`` the environment of this process, with as few changes as that takes."""
+    now = dict(os.environ)
+    if now != env:
+        for name in now.keys() - env.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in env.items() if now.get(name) != value})
 
 
 class _Baseline:

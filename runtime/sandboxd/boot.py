@@ -21,6 +21,7 @@ paths.note()
 
 import gc  # noqa: E402 - what is imported before the two lines above counts as there in every program
 import os  # noqa: E402
+import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -41,6 +42,7 @@ def main() -> None:
     if config.seccomp:
         seccomp.install()
     osproc.set_dumpable(dumpable=False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a tenant interrupt pid 1
     if os.getpid() != 1:
         osproc.become_subreaper()
     preloaded.load_kernel(Path(config.kernels) / "python")
@@ -58,6 +60,6 @@ def main() -> None:
         osproc.die_with_parent()
         os._exit(daemon.run(config, ours) if os.getppid() == boot else 1)
     ours.close()
-    zygote.serve(theirs, pid)
+    zygote.serve(theirs, pid, config.environment)
     zygote.end()
     os._exit(0)

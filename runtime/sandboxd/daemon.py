@@ -103,7 +103,7 @@ class _Server:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def hello(self) -> Hello:
-        return Hello(version=protocol.VERSION, kernels=self._kernels.languages(), stateless=self._runs.languages())
+        return Hello(version=protocol.VERSION, kernels=self._kernels.languages(), stateless=self._runs.languages)
 
     def take(self, message: Execute | Cancel | StopKernel, tasks: asyncio.TaskGroup) -> None:
         """Act on a message; what takes time becomes a task."""

@@ -34,14 +34,12 @@ class Runs:
         self._zygote = zygote
         self._send = send
         self._running: dict[str, _Run] = {}
-
-    def languages(self) -> list[str]:
-        """Return the names of the interpreters there are, for ``Hello``."""
-        return languages.installed(self._config.environment)
+        self.languages = languages.installed(config.environment)
+        """The names of the interpreters there are, for ``Hello``."""
 
     async def execute(self, message: Execute) -> Finished | Refused:
         """Run a program to its end. Never raises. Cancelling the call kills it."""
-        if message.language not in self.languages():
+        if message.language not in self.languages:
             return Refused(id=message.id, code="unknown_language", message=f"There is no {message.language} here.")
         cwd = os.path.join(self._config.workspace, message.cwd or "")
         if not _is_directory(cwd):

@@ -60,13 +60,15 @@ def serve_one(control: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def serve_runs(control: socket.socket) -> NoReturn:
+def serve_runs(control: socket.socket, environment: dict[str, str]) -> NoReturn:
     """Be the supervisor of each stateless Python program that comes over ``control``. For a fresh fork of the zygote.
 
-    Raises afterfork.Unwind in the forks that become programs: no caller may catch it.
+    environment: of most programs, set ahead of time. Raises afterfork.Unwind in the forks that become programs: no caller
+    may catch it.
     """
     wake = _become_supervisor()
     preloaded.put_aside()
+    afterfork.set_environment(environment)
     stay = True
     while stay:
         order, their_order = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

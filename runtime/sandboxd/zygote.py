@@ -26,10 +26,10 @@ _SWEEP_EVERY_MS = 5
 _END_WITHIN_S = 2.0
 
 
-def serve(requests: socket.socket, daemon: int) -> None:
+def serve(requests: socket.socket, daemon: int, environment: dict[str, str]) -> None:
     """Fork a supervisor for each descriptor that comes over ``requests``; return when ``daemon`` has ended.
 
-    Raises afterfork.Unwind in forks that become Python programs: no caller may catch it.
+    environment: of tenants' programs. Raises afterfork.Unwind in forks that become Python programs: no caller may catch it.
     """
     wake = afterfork.wake_on_child()
     poll = select.poll()
@@ -41,7 +41,7 @@ def serve(requests: socket.socket, daemon: int) -> None:
         for descriptor, _ in poll.poll(_SWEEP_EVERY_MS if sweeping else None):
             if descriptor == wake:
                 afterfork.drain(wake)
-            elif not _fork(requests, wake, children):
+            elif not _fork(requests, wake, children, environment):
                 poll.unregister(requests)  # sandboxd is ending
         sweeping |= _reap(children)
         if daemon not in children:
@@ -64,7 +64,7 @@ def end() -> None:
             time.sleep(_SWEEP_EVERY_MS / 1000)
 
 
-def _fork(requests: socket.socket, wake: int, children: set[int]) -> bool:
+def _fork(requests: socket.socket, wake: int, children: set[int], environment: dict[str, str]) -> bool:
     """Fork one supervisor; False if no more requests can come. When the fork fails sandboxd sees its socket close."""
     request, descriptors = osproc.receive_with_descriptors(requests, len(ONE), 1)
     if not request:
@@ -78,8 +78,10 @@ def _fork(requests: socket.socket, wake: int, children: set[int]) -> bool:
             signal.set_wakeup_fd(-1)
             requests.close()
             afterfork.close_wake(wake)
-            serve = supervise.serve_runs if request == RUNS else supervise.serve_one
-            serve(socket.socket(fileno=descriptor))
+            control = socket.socket(fileno=descriptor)
+            if request == RUNS:
+                supervise.serve_runs(control, environment)
+            supervise.serve_one(control)
         os.close(descriptor)
         if pid > 0:
             children.add(pid)

@@ -77,4 +77,4 @@ def test_a_child_dies_with_its_parent() -> None:
         process.kill()
         while (entry := osproc.find(child)) is not None and entry.state not in "ZX":
             time.sleep(0.01)
-    assert signal.SIGKILL == -process.returncode
+    assert process.returncode == -signal.SIGKILL
