@@ -46,8 +46,8 @@ from interpreter.link.errors import LinkClosed, LinkTimeout
 
 log = logging.getLogger(__name__)
 
-FRAME_MARGIN = 1024 * 1024
-"""What a frame may hold beyond outputs and results: errors, names, msgpack."""
+FRAME_MARGIN = 4 * 1024 * 1024
+"""What a frame may hold beyond outputs and results: a traceback, names, metadata, msgpack."""
 
 MAX_DROPPED = 1000
 """Messages for nobody after which the peer is taken for a hostile one. An honest one sends a few, when ends cross."""
