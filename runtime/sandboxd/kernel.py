@@ -23,7 +23,7 @@ import zmq
 from .channels import Channels, Connection, Received
 from .execution import Running
 from .kernelspecs import Kernelspec
-from .ladder import climb, ticks
+from .ladder import climb, kill_started, ticks
 from .marks import MarkReader, Pipe
 from .output import Capture, PipeReader
 from .processes import Command, Exited, Process, PythonKernel, SpawnError, Zygote
@@ -256,7 +256,14 @@ class Kernel:
         grace_s = running.message.grace_s
         if not running.over.done() and not await climb(self._process, running.over, since=since, grace_s=grace_s):
             return False
+        if running.why is not None and not self._exited.done():
+            self._loop.call_later(grace_s / 2, self._kill_started, since, ticks())
         return not self._exited.done() and self._ending is None
+
+    def _kill_started(self, since: int, until: int) -> None:
+        """End the children of an execution that was interrupted, if they would not hear."""
+        if not self._exited.done():
+            kill_started(self._process, since, until)
 
     async def _cleaned(self, running: Running) -> bool:
         """Wait until nothing of the kernel is left; return whether that is so."""

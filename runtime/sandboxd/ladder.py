@@ -2,7 +2,8 @@
 
 The kernel gets SIGINT first, together with its process group. A cell that waits for a child which ignores that goes on when the
 child is gone, so at half the grace all that the execution started is killed and the kernel asked once more. Only
-after that is the kernel ended, and with it all of its state.
+after that is the kernel ended, and with it all of its state. What an execution started and what outlives the interrupt, though
+the cell did not, is for ``kill_started`` too.
 """
 
 from __future__ import annotations
@@ -36,15 +37,20 @@ async def climb(process: Process, ended: asyncio.Future[None], *, since: int, gr
     process.signal_group(signal.SIGINT)
     if await _done(ended, last_s / 2):
         return True
-    for pid, started in process.descendants():
-        if started >= since:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    kill_started(process, since, ticks() + 1)
     process.signal_group(signal.SIGINT)
     if await _done(ended, last_s - last_s / 2):
         return True
     process.kill()
     return False
+
+
+def kill_started(process: Process, since: int, until: int) -> None:
+    """SIGKILL what lives below ``process`` and was started from ``since`` on and before ``until``, in ``ticks``."""
+    for pid, started in process.descendants():
+        if since <= started < until:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 async def _done(ended: asyncio.Future[None], within_s: float) -> bool:

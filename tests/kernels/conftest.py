@@ -48,7 +48,7 @@ if not stands_for_sandboxd:
     os.read(lifeline, 1)
     os._exit(0)
 os.close(lifeline)
-zygote.serve(socket.socket(fileno=requests), stands_for_sandboxd)
+zygote.serve(socket.socket(fileno=requests), stands_for_sandboxd, {})
 zygote.end()
 os._exit(0)
 """

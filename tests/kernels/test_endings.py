@@ -65,6 +65,13 @@ async def test_children_of_earlier_cells_live_on(sandbox):
     assert await sandbox.value("p.poll()") is None
 
 
+async def test_children_that_outlive_an_interrupted_cell_are_ended(sandbox):
+    code = "import subprocess, time\np = subprocess.Popen(['sh', '-c', 'trap \"\" INT; sleep 60; sleep 60'])\ntime.sleep(60)"
+    assert (await sandbox.run(code, timeout_s=0.3, grace_s=0.5)).kernel == "new"
+    assert await sandbox.value("q = subprocess.Popen(['sleep', '60']); p.wait()") == "-9"
+    assert await sandbox.value("q.poll()") is None
+
+
 STUBBORN = [
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
     "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nwhile True: pass",

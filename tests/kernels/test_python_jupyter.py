@@ -1,5 +1,6 @@
-"""Without marks ``kernel.py`` is an ordinary kernel, for any Jupyter client."""
+"""Without marks ``kernel.py`` is an ordinary kernel, for any Jupyter client; with them it still answers as one."""
 
+import contextlib
 import subprocess
 import tempfile
 from pathlib import Path
@@ -13,8 +14,8 @@ from tests.kernels.conftest import PYTHON, REPOSITORY
 PATIENCE_S = 30
 
 
-@pytest.fixture(scope="module")
-def client():
+@contextlib.contextmanager
+def connected(marks):
     with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
         file = f"{folder}/c.json"
         write_connection_file(file, transport="ipc", ip=f"{folder}/s")
@@ -22,19 +23,39 @@ def client():
             [PYTHON, REPOSITORY / "kernels/python/kernel.py", "-f", file],
             cwd=folder,
             stdin=subprocess.DEVNULL,
-            env={"HOME": folder, "PATH": str(PYTHON.parent)},
+            stdout=subprocess.DEVNULL if marks else None,
+            env={"HOME": folder, "PATH": str(PYTHON.parent)} | marks,
         )
         client = BlockingKernelClient(connection_file=file)
         client.load_connection_file()
-        client.start_channels()
+        client.start_channels(hb=not marks)  # who gives marks watches the process
         client.wait_for_ready(timeout=PATIENCE_S)
         client.kernel = kernel
+        assert client.control_channel.is_alive()
+        execute(client, "5")  # all that is opened at the first use is open now
         yield client
         client.shutdown(reply=True, timeout=PATIENCE_S)
         client.stop_channels()
         client.context.destroy(linger=0)
         assert kernel.wait(PATIENCE_S) == 0
         assert Path(file).exists()
+
+
+@pytest.fixture(scope="module")
+def client():
+    with connected({}) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def marked():
+    with connected({"CELLBOX_MARKS": "ab" * 16}) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["client", "marked"])
+def any_client(request):
+    return request.getfixturevalue(request.param)
 
 
 def execute(client, code, **options):
@@ -79,10 +100,10 @@ def test_a_closed_stream_is_put_right(client):
     assert messages == [("stream", {"name": "stdout", "text": "on\n"})]
 
 
-def test_exit_keeps_the_kernel(client):
-    reply, _ = execute(client, "exit(3)")
+def test_exit_keeps_the_kernel(any_client):
+    reply, _ = execute(any_client, "exit(3)")
     assert (reply["status"], reply["exit_code"]) == ("error", 3)
-    reply, _ = execute(client, "exit()")
+    reply, _ = execute(any_client, "exit()")
     assert reply["status"] == "ok"
 
 
@@ -98,12 +119,12 @@ def test_an_interrupted_await_is_a_keyboard_interrupt(client):
     assert (reply["content"]["status"], reply["content"]["ename"]) == ("error", "KeyboardInterrupt")
 
 
-def test_an_unknown_subshell_is_answered(client):
-    message = client.session.msg("execute_request", {"code": "1", "silent": False})
+def test_an_unknown_subshell_is_answered(any_client):
+    message = any_client.session.msg("execute_request", {"code": "1", "silent": False})
     message["header"]["subshell_id"] = "nonsense"
-    client.shell_channel.send(message)
+    any_client.shell_channel.send(message)
     while True:
-        reply = client.get_shell_msg(timeout=PATIENCE_S)
+        reply = any_client.get_shell_msg(timeout=PATIENCE_S)
         if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
             break
     assert reply["content"]["status"] == "error"
@@ -114,10 +135,20 @@ def test_help_goes_to_the_clients_pager(client):
     assert reply["payload"][0]["source"] == "page"
 
 
-def test_completion(client):
-    identity = client.complete("import o", 8)
+def test_completion(any_client):
+    identity = any_client.complete("import o", 8)
     while True:
-        reply = client.get_shell_msg(timeout=PATIENCE_S)
+        reply = any_client.get_shell_msg(timeout=PATIENCE_S)
         if reply["parent_header"].get("msg_id") == identity:
             break
     assert "os" in reply["content"]["matches"]
+
+
+def test_a_request_of_anybody_has_its_status_and_its_input(any_client):
+    identity = any_client.execute("5", allow_stdin=False)
+    kinds = []
+    while kinds[-1:] != ["idle"]:
+        message = any_client.get_iopub_msg(timeout=PATIENCE_S)
+        if message["parent_header"].get("msg_id") == identity:
+            kinds.append(message["content"].get("execution_state", message["msg_type"]))
+    assert kinds == ["busy", "execute_input", "execute_result", "idle"]
