@@ -75,7 +75,7 @@ class Cgroups:
 def detect(proc: Path = Path("/proc/self")) -> Cgroups | None:
     """Return the cgroups that we can really make and limit here; None: none of use.
 
-    On version 2 this moves the processes of our own group into a leaf, since only a group without processes can hand
+    On version 2 this may move our processes into a leaf of our own group, since only a group without processes can hand
     its controllers on.
     """
     own = dict(_own_paths((proc / "cgroup").read_text()))
@@ -86,9 +86,10 @@ def detect(proc: Path = Path("/proc/self")) -> Cgroups | None:
     base = _base(mounts, "", own.get(""))
     if base is None or not set(_CONTROLLERS) <= set(ending.read(f"{base}/cgroup.controllers").split()):
         return None
-    if not _hand_on(base) or not _can_make(base):
+    parent = _with_controllers(base, _top(mounts))
+    if parent is None or not _can_make(parent):
         return None
-    return Cgroups(2, dict.fromkeys(_CONTROLLERS, base))
+    return Cgroups(2, dict.fromkeys(_CONTROLLERS, parent))
 
 
 def stats(groups: list[str]) -> Stats:
@@ -132,6 +133,11 @@ def _base(mounts: list[str], controller: str, path: str | None) -> Path | None:
     return None
 
 
+def _top(mounts: list[str]) -> Path:
+    """Return the mount point of version 2. There is one: our own group was found in it."""
+    return next(Path(line.split()[4]) for line in mounts if line.partition(" - ")[2].startswith("cgroup2 "))
+
+
 def _can_make(base: Path) -> bool:
     probe = base / f"cellbox-probe-{secrets.token_hex(4)}"
     try:
@@ -142,19 +148,56 @@ def _can_make(base: Path) -> bool:
     return True
 
 
-def _hand_on(base: Path) -> bool:
-    """Give the controllers to the groups below ``base``; return whether that worked."""
-    control = base / "cgroup.subtree_control"
-    if set(_CONTROLLERS) <= set(ending.read(str(control)).split()):
-        return True
+def _with_controllers(base: Path, top: Path) -> Path | None:
+    """Return a group of version 2 whose controllers reach the groups below it, made at need.
+
+    base: our own group. top: of the hierarchy as we see it. A group that also holds processes of others (a login session)
+    is left alone, except at the top of a container: there everything is the container's, and nobody else will do it.
+    """
+    if _hand_on(base):
+        return base
+    if base == top or all(_is_kin(int(pid)) for pid in ending.read(f"{base}/cgroup.procs").split()):
+        return base if _move_to_leaf(base) and _hand_on(base) else None
+    if (top / "cgroup.type").exists():
+        return None
+    ours = top / "cellbox"  # the true top of the host, which may hold processes and has handed its controllers on
+    with contextlib.suppress(OSError):
+        ours.mkdir(exist_ok=True)
+        return ours if _hand_on(ours) else None
+    return None
+
+
+def _hand_on(group: Path) -> bool:
+    """Give the controllers to the groups below; return whether they have them."""
+    control = group / "cgroup.subtree_control"
+    if not set(_CONTROLLERS) <= set(ending.read(str(control)).split()):
+        with contextlib.suppress(OSError):
+            control.write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
+    return {name.lstrip("+") for name in ending.read(str(control)).split()} >= set(_CONTROLLERS)
+
+
+def _move_to_leaf(group: Path) -> bool:
+    leaf = group / "cellbox-service"
     try:
-        if (base / "cgroup.type").exists():  # the root of the hierarchy has none, and may hold processes
-            leaf = base / "cellbox-service"
-            leaf.mkdir(exist_ok=True)
-            for pid in ending.read(f"{base}/cgroup.procs").split():
-                with contextlib.suppress(ProcessLookupError):
-                    (leaf / "cgroup.procs").write_text(pid)
-        control.write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
+        leaf.mkdir(exist_ok=True)
+        for pid in ending.read(f"{group}/cgroup.procs").split():
+            with contextlib.suppress(ProcessLookupError):
+                (leaf / "cgroup.procs").write_text(pid)
     except OSError:
         return False
-    return os.access(base, os.W_OK)
+    return True
+
+
+def _is_kin(pid: int) -> bool:
+    """Whether ``pid`` is us, one that started us, or one that we started; or has ended."""
+    us = os.getpid()
+    return ending.parent(pid) is None or us in _line(pid) or pid in _line(us)
+
+
+def _line(pid: int | None) -> list[int]:
+    """Return ``pid`` and its forebears."""
+    line: list[int] = []
+    while pid and pid not in line:
+        line.append(pid)
+        pid = ending.parent(pid)
+    return line

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,19 +55,67 @@ def test_a_container_sees_only_its_part_of_the_hierarchy(tmp_path: Path) -> None
     assert found.bases["memory"] == tmp_path / "memory"
 
 
-def test_version_2_moves_us_into_a_leaf_and_hands_the_controllers_on(tmp_path: Path) -> None:
-    own = tmp_path / "unified" / "service"
-    own.mkdir(parents=True)
-    (own / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
-    (own / "cgroup.subtree_control").write_text("")
-    (own / "cgroup.type").write_text("domain\n")
-    (own / "cgroup.procs").write_text("4242\n")
-    found = cgroups.detect(
-        _proc(tmp_path, "0::/service\n", [_mount("/", tmp_path / "unified", "cgroup2", "nsdelegate")])
+class Kernel:
+    """A hierarchy of version 2 in plain files: a group with processes does not hand its controllers on."""
+
+    def __init__(self, tmp_path: Path, own: str, *, container: bool) -> None:
+        self.top = tmp_path / "unified"
+        self.own = self.top / own.lstrip("/")
+        self.own.mkdir(parents=True)
+        for group in {self.top, self.own}:
+            (group / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+            (group / "cgroup.subtree_control").write_text("")
+            (group / "cgroup.procs").write_text("")
+            if container or group != self.top:
+                (group / "cgroup.type").write_text("domain\n")
+        self.proc = _proc(tmp_path, f"0::{own}\n", [_mount("/", self.top, "cgroup2", "nsdelegate")])
+
+    def full(self, pid: int) -> None:
+        """Put a process into our own group, which refuses to hand on until there is a leaf to move it to."""
+        (self.own / "cgroup.procs").write_text(f"{pid}\n")
+        (self.own / "cgroup.subtree_control").unlink()
+        (self.own / "cgroup.subtree_control").symlink_to(self.own / "cellbox-service" / "handed-on")
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """Pid of a process that neither started us nor was started by us: its parent has ended."""
+    shell = subprocess.run(
+        ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
     )
-    assert found == Cgroups(2, dict.fromkeys(("memory", "pids", "cpu"), own))
-    assert (own / "cellbox-service" / "cgroup.procs").read_text() == "4242"
-    assert (own / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    pid = int(shell.stdout)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_version_2_moves_us_into_a_leaf_and_hands_the_controllers_on(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, "/service", container=False)
+    kernel.full(os.getpid())
+    assert cgroups.detect(kernel.proc) == Cgroups(2, dict.fromkeys(("memory", "pids", "cpu"), kernel.own))
+    assert (kernel.own / "cellbox-service" / "cgroup.procs").read_text() == str(os.getpid())
+    assert (kernel.own / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+
+
+def test_version_2_leaves_a_group_alone_that_is_not_only_ours(tmp_path: Path, stranger: int) -> None:
+    """A login session holds a shell and more: they stay where they are, and the top of the host is used."""
+    kernel = Kernel(tmp_path, "/session", container=False)
+    kernel.full(stranger)
+    found = cgroups.detect(kernel.proc)
+    assert found == Cgroups(2, dict.fromkeys(("memory", "pids", "cpu"), kernel.top / "cellbox"))
+    assert not (kernel.own / "cellbox-service").exists()
+
+
+def test_version_2_in_a_container_has_no_other_place(tmp_path: Path, stranger: int) -> None:
+    kernel = Kernel(tmp_path, "/session", container=True)
+    kernel.full(stranger)
+    assert cgroups.detect(kernel.proc) is None
+
+
+def test_version_2_at_the_top_of_a_container_everything_moves(tmp_path: Path, stranger: int) -> None:
+    kernel = Kernel(tmp_path, "/", container=True)
+    kernel.full(stranger)
+    assert cgroups.detect(kernel.proc) == Cgroups(2, dict.fromkeys(("memory", "pids", "cpu"), kernel.top))
+    assert (kernel.top / "cellbox-service" / "cgroup.procs").read_text() == str(stranger)
 
 
 @pytest.mark.parametrize(
