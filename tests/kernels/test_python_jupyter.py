@@ -28,17 +28,21 @@ def connected(marks):
         )
         client = BlockingKernelClient(connection_file=file)
         client.load_connection_file()
-        client.start_channels(hb=not marks)  # who gives marks watches the process
-        client.wait_for_ready(timeout=PATIENCE_S)
-        client.kernel = kernel
-        assert client.control_channel.is_alive()
-        execute(client, "5")  # all that is opened at the first use is open now
-        yield client
-        client.shutdown(reply=True, timeout=PATIENCE_S)
-        client.stop_channels()
-        client.context.destroy(linger=0)
-        assert kernel.wait(PATIENCE_S) == 0
-        assert Path(file).exists()
+        client.start_channels(hb=False)  # else a client takes a kernel for dead that starts slowly
+        try:
+            client.wait_for_ready(timeout=PATIENCE_S)
+            client.kernel = kernel
+            assert client.control_channel.is_alive()
+            execute(client, "5")  # all that is opened at the first use is open now
+            yield client
+            client.shutdown(reply=True, timeout=PATIENCE_S)
+            assert kernel.wait(PATIENCE_S) == 0
+            assert Path(file).exists()
+        finally:
+            client.stop_channels()
+            client.context.destroy(linger=0)
+            kernel.kill()
+            kernel.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
