@@ -27,6 +27,8 @@ _LATE = 65_536
 _MAX_NAME = 1000
 _MAX_VALUE = 100_000
 _MAX_LINES = 200
+_MAX_LINE = 2_000
+"""Characters: a line of minified code is no help to anybody."""
 
 
 class _Reply(Struct):
@@ -201,7 +203,7 @@ class Running:
             told = self._error
         if told is None:
             return None
-        lines = [_plain(line)[:_MAX_VALUE] for part in told.traceback for line in part.splitlines()]
+        lines = [_plain(line)[:_MAX_LINE] for part in told.traceback for line in part.splitlines()]
         if len(lines) > _MAX_LINES:
             lines = [*lines[: _MAX_LINES // 2], *lines[-_MAX_LINES // 2 :]]
         return UserError(_plain(told.ename)[:_MAX_NAME], _plain(told.evalue)[:_MAX_VALUE], lines)

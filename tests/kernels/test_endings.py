@@ -24,6 +24,8 @@ INTERRUPTED_AT_ONCE = [
     "await asyncio.to_thread(__import__('time').sleep, 1)\nwhile True: await asyncio.sleep(0)",
     "import multiprocessing, time\np = multiprocessing.Process(target=time.sleep, args=(30,)); p.start(); p.join()",
     "while True: print('x' * 1000)",
+    "while True: display('x')",
+    "while True: print('x', end=''); display('x' * 100_000)",
 ]
 
 

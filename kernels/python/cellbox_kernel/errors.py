@@ -11,6 +11,7 @@ from .streams import sanitized
 _MAX_LINES = 100
 """Of one traceback: a recursion through two functions has a thousand frames, and nobody reads them."""
 
+_MAX_LINE = 2_000
 _MAX_VALUE = 100_000
 _MACHINERY = ("IPython.", "ipykernel.", "cellbox_kernel.")
 
@@ -32,7 +33,7 @@ def describe(kind: type[BaseException], error: BaseException, trace: TracebackTy
         half = _MAX_LINES // 2
         left_out = len(lines) - 2 * half
         lines = [*lines[:half], f"  [... {left_out} lines left out ...]", *lines[-half:]]
-    return Described(sanitized(kind.__name__), _text(error), [sanitized(line)[:_MAX_VALUE] for line in lines])
+    return Described(sanitized(kind.__name__), _text(error), [sanitized(line)[:_MAX_LINE] for line in lines])
 
 
 def exit_code(error: SystemExit) -> int:
