@@ -48,8 +48,11 @@ class Cellbox:
     def cell(self, code: str, *, scope: str, **fields: Any) -> dict[str, Any]:
         return self.exec(code, scope=scope, stateful=True, **fields)
 
-    def processes(self) -> dict[int, str]:
-        """pid -> command line of every process on the host that belongs to a scope of this service."""
+    def processes(self, scope: str | None = None) -> dict[int, str]:
+        """pid -> command line of every process on the host that belongs to a scope of this service, or to ``scope``."""
+        lowest, count = self.uid_base, 100
+        if scope is not None:
+            lowest, count = (self.root / scope / "workspace").stat().st_uid, 1
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
@@ -61,7 +64,7 @@ class Cellbox:
                 continue
             fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
             uid = int(fields["Uid"].split()[0])
-            if self.uid_base <= uid < self.uid_base + 100 and not fields["State"].startswith("Z"):
+            if lowest <= uid < lowest + count and not fields["State"].startswith("Z"):
                 found[int(entry.name)] = command or fields["Name"]
         return found
 

@@ -126,20 +126,21 @@ time.sleep(600)
 def test_a_double_forked_daemon_does_not_survive_its_run(cellbox: Cellbox, scope: str) -> None:
     answer = cellbox.exec(DAEMON, scope=scope, session="s", timeout=5)
     assert (answer["stdout"], answer["exit_code"]) == ("before\n", 0)
-    assert not [line for line in cellbox.processes().values() if "sleep-of-the-daemon" in line]
+    assert not [line for line in cellbox.processes(scope).values() if "sleep-of-the-daemon" in line]
     assert cellbox.exec("print(42)", scope=scope, session="s")["stdout"] == "42\n"
 
 
 @pytest.mark.parametrize("stateful", [False, True])
 def test_a_fork_loop_is_ended(cellbox: Cellbox, scope: str, stateful: bool) -> None:
     cellbox.exec("1", scope=scope, session="s", stateful=stateful)
+    before = len(cellbox.processes(scope))
     answer, took = timed(
         cellbox, scope=scope, session="s", language="python", code=FORK_LOOP, timeout=TIMEOUT_S, stateful=stateful
     )
     assert took <= TIMEOUT_S + GRACE_S + SLACK_S
     assert answer["status"] == "timeout"
     assert answer["stdout"].startswith("before\n")
-    cellbox.wait_for(lambda: len(cellbox.processes()) < 30, within_s=3)
+    cellbox.wait_for(lambda: len(cellbox.processes(scope)) <= before + 2, within_s=3)
     assert cellbox.exec("print(42)", scope=scope, session="s")["stdout"] == "42\n"
 
 
@@ -150,7 +151,7 @@ def test_a_run_that_kills_its_supervisor_is_ended_from_outside(cellbox: Cellbox,
     assert took <= TIMEOUT_S + GRACE_S + SLACK_S
     assert answer["status"] in {"died", "timeout"}
     assert answer["stdout"] == "before\n"
-    cellbox.wait_for(lambda: not before & set(cellbox.processes()), within_s=3)
+    cellbox.wait_for(lambda: not before & set(cellbox.processes(scope)), within_s=3)
     after = cellbox.cell("'x' in globals()", scope=scope, session="s")
     assert after["results"][0]["data"]["text/plain"] == "False"
     assert (after["state"], after["reason"], after["generation"]) == ("lost", "killed", 2)
