@@ -169,7 +169,7 @@ class Zygote:
             supervisor.give_up()
             raise SpawnError(f"The program did not start within {START_WITHIN_S:.0f} s.") from None
         except asyncio.CancelledError:
-            process.kill()
+            supervisor.dismiss()
             raise
         return process
 
