@@ -64,7 +64,7 @@ class Publisher:
 
     def _welcome(self) -> None:
         with self._lock:
-            while not self.socket.closed and self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+            while not self.socket.closed and int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 event = self.socket.recv(zmq.DONTWAIT)
                 if event[:1] != b"\x01":
                     continue

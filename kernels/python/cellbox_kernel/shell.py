@@ -86,7 +86,7 @@ class Shell(ZMQInteractiveShell):
     ) -> None:
         """Show an error of the cell, whatever its kind, in one way."""
         kind, error, trace = exc_tuple or sys.exc_info()
-        if kind is not None:
+        if kind is not None and error is not None:
             self.show(kind, error, trace)
 
     def showsyntaxerror(self, filename: str | None = None, running_compiled_code: bool = False) -> None:  # noqa: ARG002

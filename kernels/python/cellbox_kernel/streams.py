@@ -61,7 +61,7 @@ class Streams:
                 os.dup2(private, descriptor)
                 os.set_blocking(descriptor, True)
         for name, ours in (("stdout", self.stdout), ("stderr", self.stderr)):
-            current = getattr(sys, name, None)
+            current: Any = getattr(sys, name, None)
             if current is not ours:
                 with contextlib.suppress(Exception):
                     current.flush()
