@@ -186,7 +186,9 @@ def test_a_stopped_sandboxd_costs_the_sandbox_and_not_the_answer(cellbox: Cellbo
     """S13: nothing inside is needed to end a run; a frozen sandboxd looks like a run that never ends."""
     cellbox.cell("x = 1", scope=scope, session="s")
     code = "import os, signal, time\nprint('before', flush=True)\ntime.sleep(0.6)\nos.kill(%d, signal.SIGSTOP)\nwhile True: pass"
-    inside = cellbox.exec("import os\nprint(*[p for p in os.listdir('/proc') if p.isdigit()])", scope=scope, session="s")
+    inside = cellbox.exec(
+        "import os\nprint(*[p for p in os.listdir('/proc') if p.isdigit()])", scope=scope, session="s"
+    )
     sandboxd = sorted(map(int, inside["stdout"].split()))[1]
     answer, took = timed(cellbox, scope=scope, session="s", language="python", code=code % sandboxd, timeout=TIMEOUT_S)
     assert took <= TIMEOUT_S + GRACE_S + SLACK_S
@@ -213,7 +215,9 @@ def test_runs_of_a_session_go_side_by_side(cellbox: Cellbox, scope: str) -> None
     began = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
         answers = list(
-            pool.map(lambda n: cellbox.exec(f"import time\ntime.sleep(1)\nprint({n})", scope=scope, session="s"), range(4))
+            pool.map(
+                lambda n: cellbox.exec(f"import time\ntime.sleep(1)\nprint({n})", scope=scope, session="s"), range(4)
+            )
         )
     assert time.monotonic() - began < 2.5
     assert [answer["stdout"] for answer in answers] == ["0\n", "1\n", "2\n", "3\n"]

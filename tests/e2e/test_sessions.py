@@ -34,7 +34,9 @@ def test_contexts_are_apart(cellbox: Cellbox, scope: str) -> None:
 def test_a_session_does_not_see_another_one(cellbox: Cellbox, scope: str) -> None:
     cellbox.exec("echo secret-of-b > note.txt", language="bash", scope=scope, session="chatB")
     cellbox.exec("echo of-a > note.txt", language="bash", scope=scope, session="chatA")
-    seen = cellbox.exec("cat note.txt; cat /proc/self/mountinfo; ls -R /opt", language="bash", scope=scope, session="chatA")
+    seen = cellbox.exec(
+        "cat note.txt; cat /proc/self/mountinfo; ls -R /opt", language="bash", scope=scope, session="chatA"
+    )
     assert seen["stdout"].startswith("of-a\n")
     assert "chatB" not in seen["stdout"]
     assert "secret-of-b" not in seen["stdout"]
