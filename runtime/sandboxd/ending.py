@@ -34,6 +34,12 @@ def rehearse() -> None:
     _destroy()
 
 
+def forget_last() -> None:
+    """Let ``sys`` forget the last uncaught error."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+
+
 def finish(status: int, *, by_interrupt: bool = False) -> NoReturn:
     """End the process with exit code ``status``, or by SIGINT as an interpreter does after a KeyboardInterrupt."""
     try:
@@ -68,16 +74,15 @@ def _flush(*, tell: bool) -> bool:
 
 def _say_ignored(stream: object, error: Exception) -> None:
     try:
-        sys.stderr.write(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
+        about = "on flushing sys.stdout:" if sys.version_info >= (3, 13) else f"in: {stream!r}"
+        sys.stderr.write(f"Exception ignored {about}\n{type(error).__name__}: {error}\n")
     except Exception:  # noqa: BLE001 - closed, replaced or None
         return
 
 
 def _destroy() -> None:
     """Let go of the program's modules, so that ``__del__`` runs and files are closed."""
-    for name in ("last_type", "last_value", "last_traceback"):
-        if hasattr(sys, name):
-            delattr(sys, name)
+    forget_last()
     sys.modules.pop("__main__", None)
     for name in [name for name in sys.modules if name not in _plain]:
         del sys.modules[name]

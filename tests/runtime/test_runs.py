@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from sandboxd.protocol import Cancel, OutputLimits, Progress, Refused
 
-from tests.runtime.box import PYTHON, ROOT, Box, box
+from tests.runtime.box import PYTHON, ROOT, VENV, Box, box
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +154,11 @@ def test_variables_that_only_a_start_reads_act(
     assert outcome.stdout == (f"{given or ''}\n" if stdout is None else stdout)
 
 
+def test_at_most_one_frame_of_ours_is_below_the_program(sandbox: Box) -> None:
+    code = "import sys\nframe, depth = sys._getframe(), 0\nwhile frame: frame, depth = frame.f_back, depth + 1\nprint(depth)"
+    assert int(sandbox.run(code).outcome.stdout) <= 2
+
+
 def test_a_declared_encoding_acts(sandbox: Box) -> None:
     assert sandbox.run("# -*- coding: latin-1 -*-\nprint(len('ä'))").outcome.stdout == "2\n"
 
@@ -272,7 +276,7 @@ def test_runs_differ_in_what_should_be_random(sandbox: Box) -> None:
 
 def test_the_user_s_package_wins_over_what_was_loaded(tmp_path: Path) -> None:
     with box(tmp_path) as sandbox:
-        site = sandbox.user / ".local/lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        site = Path(sandbox.run("import site; print(site.USER_SITE)").outcome.stdout.strip())
         site.mkdir(parents=True)
         (site / "tornado.py").write_text("version = 'mine'")
         (site / "only_here.py").write_text("")
@@ -282,7 +286,7 @@ def test_the_user_s_package_wins_over_what_was_loaded(tmp_path: Path) -> None:
         assert forked.stdout.startswith("mine ")
         path = eval(forked.stdout.removeprefix("mine "))
         assert path.index(str(site)) > path.index(next(p for p in path if p.endswith("lib-dynload")))
-        assert path.index(str(site)) < path.index(next(p for p in path if ".venv" in p))
+        assert path.index(str(site)) < path.index(next(p for p in path if p.startswith(str(VENV))))
         custom = f"{ROOT}/runtime/sandbox-site"
         fresh = subprocess.run(
             [PYTHON, "-c", "import sys; print(sys.path)"],
