@@ -69,7 +69,10 @@ _clear = msgspec.json.Decoder(_Clear)
 
 
 class Running:
-    """An execution, from its request on. over: done at its end. stopped: done when it is to end against its will."""
+    """An execution, from its request on.
+
+    over: done at its end. stopped: done when it is to end against its will. heard: done when the kernel says that it begins.
+    """
 
     def __init__(self, message: Execute, number: int, *, marks: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -80,6 +83,7 @@ class Running:
         self.timer: asyncio.TimerHandle = loop.call_later(0, _nothing)
         self.over: asyncio.Future[None] = loop.create_future()
         self.stopped: asyncio.Future[None] = loop.create_future()
+        self.heard: asyncio.Future[None] = loop.create_future()
         self.why: Why | None = None
         self.stdout = Capture(message.limits.text)
         self.stderr = Capture(message.limits.text)

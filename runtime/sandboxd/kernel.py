@@ -254,6 +254,9 @@ class Kernel:
         """Wait for the end, by the ladder if it must be; return whether the kernel survived."""
         await asyncio.wait([running.over, running.stopped], return_when=asyncio.FIRST_COMPLETED)
         grace_s = running.message.grace_s
+        if self._spec.marks and not running.over.done():  # before it begins it would not hear
+            await asyncio.wait([running.over, running.heard], timeout=grace_s / 4, return_when=asyncio.FIRST_COMPLETED)
+            grace_s = max(running.left_s(), 0)
         if not running.over.done() and not await climb(self._process, running.over, since=since, grace_s=grace_s):
             return False
         if running.why is not None and not self._exited.done():
@@ -308,8 +311,10 @@ class Kernel:
             running.on_iopub(message)
         running.on_heard(self._heard)
 
-    def begun(self, pipe: Pipe, execution: int) -> None:
-        """A mark: see ``marks.Heard``. Which execution runs is known here already."""
+    def begun(self, pipe: Pipe, execution: int) -> None:  # noqa: ARG002 - both pipes say it
+        """A mark: see ``marks.Heard``."""
+        if self._running is not None and self._running.number == execution and not self._running.heard.done():
+            self._running.heard.set_result(None)
 
     def ended(self, pipe: Pipe, execution: int) -> None:
         """A mark: see ``marks.Heard``."""

@@ -15,7 +15,8 @@ INTERRUPTED_AT_ONCE = [
     "asyncio.run(asyncio.sleep(30))",
     "await asyncio.gather(asyncio.sleep(30), asyncio.sleep(40))",
     "await asyncio.sleep(0)\nwhile True: pass",
-    "async def spin():\n    while True: pass\nt = asyncio.create_task(spin())\nawait asyncio.sleep(30)",
+    "asyncio.run(asyncio.sleep(0))\nwhile True: await asyncio.sleep(0)",
+    "async def tick():\n    while True: await asyncio.sleep(0)\nt = asyncio.create_task(tick())\nawait asyncio.sleep(30)",
     "import subprocess; subprocess.run(['sleep', '30'])",
     "!sleep 30",
     "import os; os.system('sleep 30')\nraise KeyboardInterrupt",
@@ -55,6 +56,21 @@ async def test_children_that_ignore_the_interrupt_cost_no_state(sandbox, code):
     outcome = await sandbox.run(code, timeout_s=0.2, grace_s=1.0)
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept")
     assert await sandbox.value("x") == "1"
+
+
+async def test_a_background_task_that_blocks_the_loop_costs_no_state(sandbox):
+    await sandbox.run("import asyncio\nasync def spin():\n    while True: pass")
+    outcome = await sandbox.run("t = asyncio.create_task(spin())\nawait asyncio.sleep(30)", timeout_s=0.2, grace_s=1.0)
+    assert (outcome.status, outcome.kernel) == ("timeout", "kept")
+    assert await sandbox.value("await asyncio.sleep(0.01, 7)") == "7"
+
+
+async def test_an_interrupt_leaves_background_tasks_alone(sandbox):
+    await sandbox.run(
+        "import asyncio\nasync def tick():\n    while True: await asyncio.sleep(0)\nt = asyncio.create_task(tick())"
+    )
+    assert (await sandbox.run("await asyncio.sleep(30)", timeout_s=0.2)).kernel == "kept"
+    assert await sandbox.value("t.done()") == "False"
 
 
 async def test_children_of_earlier_cells_live_on(sandbox):

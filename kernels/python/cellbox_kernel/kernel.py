@@ -15,6 +15,7 @@ from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.async_helpers import _pseudo_sync_runner
+from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 
 from . import errors, packages
@@ -104,12 +105,12 @@ class Kernel(IPythonKernel):
         execution = request.get("execution")
         packages.find_new()
         self._streams_home()
-        if self.streams is not None and execution is not None:
-            self.streams.begin(execution)
         old_hook, sys.breakpointhook = sys.breakpointhook, (sys.breakpointhook if allow_stdin else no_breakpoint)
         self._forward_input(allow_stdin)
         try:
             with self._interruptible(), _environment(request.get("env") or {}), _directory(request.get("cwd")):
+                if self.streams is not None and execution is not None:
+                    self.streams.begin(execution)  # from here on an interrupt is heard
                 failed = await self._run_cell(code, silent, store_history, cell_id)
         except BaseException as error:  # noqa: BLE001 - an interrupt between the cell and us, a broken hook of the cell's
             failed = error
@@ -190,17 +191,16 @@ class Kernel(IPythonKernel):
             self._in_cell = False
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def _on_sigint(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_sigint(self, _number: int, frame: FrameType | None) -> None:
         if not self._in_cell or (self.streams is not None and self.iopub_thread.defers_interrupt()):
             return
-        loop = self.io_loop.asyncio_loop
-        if self._cell is not None:
-            running = asyncio.current_task(loop)
-            if running is not self._cell:
-                self.interrupted = True
-                # From a signal handler the loop is only woken this way.
-                loop.call_soon_threadsafe(self._cell.cancel)
-            if running is None:
+        if self._cell is not None and not _runs_in_cell(frame):
+            # The cell awaits. From a signal handler the loop is only woken this way. A background task that keeps the loop
+            # from it is interrupted the second time.
+            loop = self.io_loop.asyncio_loop
+            repeated, self.interrupted = self.interrupted, True
+            loop.call_soon_threadsafe(self._cell.cancel)
+            if not repeated or asyncio.current_task(loop) is None:
                 return
         raise KeyboardInterrupt
 
@@ -220,6 +220,15 @@ class Kernel(IPythonKernel):
         for name in ("stdout", "stderr"):
             with contextlib.suppress(ValueError):
                 self._libc.fflush(ctypes.c_void_p.in_dll(self._libc, name))
+
+
+def _runs_in_cell(frame: FrameType | None) -> bool:
+    """Whether ``frame`` is code of a cell with a top-level await: an exception raised in the task around it would be lost."""
+    while frame is not None:
+        if frame.f_code is InteractiveShell.run_cell_async.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_ours(parent: dict[str, Any]) -> bool:
