@@ -1,9 +1,12 @@
-"""Makes the kernel of this process out of its parts."""
+"""Makes the kernel of this process out of its parts.
+
+Imports also what ipykernel imports late, so that a fork has nothing left to import: that was a third of its start.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import importlib
 import logging
 import os
 import random
@@ -20,6 +23,19 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from . import loops, publisher, streams
 from .kernel import Kernel
+
+for _late in (
+    "IPython.core.completerlib",
+    "IPython.core.debugger",
+    "IPython.core.oinspect",
+    "IPython.extensions.storemagic",
+    "cellbox_kernel.wire",
+    "faulthandler",
+    "ipykernel.debugger",
+    "tornado.platform.asyncio",
+    "unicodedata",
+):
+    importlib.import_module(_late)
 
 
 class DirectStream(ZMQStream):
@@ -46,6 +62,9 @@ class App(IPKernelApp):
             Kernel.streams = streams.Streams(self.secret)
             Kernel.streams.put_right()
         super().init_io()
+
+    def parse_command_line(self, argv: list[str] | None = None) -> None:
+        """There is none: all is said in ``run``."""
 
     # --- with marks: one client, who needs neither heartbeat nor subshells, so one thread does it all -------------------
 
@@ -143,7 +162,6 @@ def run(connection_file: str) -> int:
             shell.display_pub._parent_header,
         ]
     )
-    gc.collect()
     with contextlib.suppress(KeyboardInterrupt):
         app.start()
     return 0
