@@ -97,7 +97,8 @@ class Kernel:
                 raise
         except (OSError, SpawnError) as error:
             self._free()
-            raise KernelStartError(f"the {self._spec.name} kernel could not be started: {error}") from error
+            cause = error.strerror if isinstance(error, OSError) else error  # without the path
+            raise KernelStartError(f"the {self._spec.name} kernel could not be started: {cause}") from error
         except BaseException:
             self._free()
             raise
