@@ -27,6 +27,8 @@ _ABOVE = 64
 """Received descriptors are moved above this, so that putting one in its place never overwrites another."""
 
 _SWEEP_EVERY_MS = 3
+_REST_MS = 3
+"""Between a run and the fork for the next: the answer goes out first, which on few cores takes a quarter off its time."""
 _IGNORED = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -83,6 +85,7 @@ def serve_runs(control: socket.socket, environment: dict[str, str]) -> NoReturn:
         their_order.close()
         stay = _serve_run(control, order, wake, pid)
         order.close()
+        _wait_for_request(control, _REST_MS)
     os._exit(0)
 
 
@@ -111,6 +114,12 @@ def _become_supervisor() -> int:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     return afterfork.wake_on_child()
+
+
+def _wait_for_request(control: socket.socket, within_ms: int) -> None:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.poll(within_ms)
 
 
 def _receive(source: socket.socket) -> tuple[bytes, list[int]]:
