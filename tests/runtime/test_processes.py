@@ -64,6 +64,12 @@ async def _descendants(process: Process) -> list[tuple[int, int]]:
     return found
 
 
+def _wait_for_exec(pid: int) -> None:
+    """Until then the child is a copy of the shell, which may lose a signal."""
+    while not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"):
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize(
     ("script", "status"), [("exit 3", 3), ("kill -9 $$", -9), ("trap '' TERM; exit 0", 0), ("kill -6 $$", -6)]
 )
@@ -107,7 +113,8 @@ async def test_descendants_are_told_apart_for_good(zygote: Zygote) -> None:
 
 async def test_an_interrupt_of_the_group_reaches_children(zygote: Zygote) -> None:
     process = await _spawn(zygote, "sh", "-c", "sleep 60; exit 7")
-    await _descendants(process)
+    ((child, _),) = await _descendants(process)
+    await asyncio.to_thread(_wait_for_exec, child)
     process.signal_group(signal.SIGINT)
     assert (await process.wait()).status in (7, -2)
     assert await process.gone()
