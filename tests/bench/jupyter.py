@@ -52,7 +52,7 @@ def bare_loop(python: Path, directory: Path) -> Iterator[BareLoop]:
         client.load_connection_file()
 
         async def ready() -> None:
-            client.start_channels()
+            client.start_channels(hb=False)  # on a busy machine a start takes longer than the heartbeat has patience
             await client.wait_for_ready(timeout=60)
 
         loop.run_until_complete(ready())
