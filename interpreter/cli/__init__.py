@@ -27,7 +27,7 @@ exit codes:
 """
 
 _COMMANDS = ("serve", "config", "stop")
-_SERVER_PACKAGES = ("msgspec", "pydantic", "pydantic_core", "tornado")
+_SERVER_PACKAGES = ("msgspec", "tornado")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

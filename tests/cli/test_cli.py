@@ -155,10 +155,11 @@ def test_config_with_a_wrong_variable_ends_with_2(monkeypatch, capsys):
 
 
 def test_the_command_without_the_service_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "interpreter.cli.config", raising=False)
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    monkeypatch.delitem(sys.modules, "interpreter.settings", raising=False)
-    assert cli.main(["config"]) == 2
+    monkeypatch.delitem(sys.modules, "interpreter.cli.serve", raising=False)
+    monkeypatch.delitem(sys.modules, "interpreter.app", raising=False)
+    monkeypatch.setitem(sys.modules, "tornado", None)
+    monkeypatch.setitem(sys.modules, "tornado.netutil", None)
+    assert cli.main(["serve"]) == 2
     assert "pip install 'cellbox[server]'" in capsys.readouterr().err
 
 
