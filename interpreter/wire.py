@@ -1,7 +1,7 @@
 """Requests and answers as clients see them: the models, their limits, and one sentence for each field.
 
-Promises: light to import (pydantic, nothing of the service); what the models do not know is refused by name, and
-numbers are numbers, never strings or booleans. The OpenAPI document is made from these models.
+Promises: light to import (pydantic, which the client has too, and nothing of the service); what the models do not know
+is refused by name, and numbers are numbers, never strings or booleans. The OpenAPI document is made from these models.
 Leaves to http/: which status an error has, settings' limits (code, timeouts), and turning a request into work.
 """
 
@@ -20,25 +20,7 @@ MAX_PATH_BYTES = 4096
 DEFAULT_QUEUE_TIMEOUT_S = 30.0
 MAX_QUEUE_TIMEOUT_S = 3600.0
 
-LANGUAGES = ("python", "node", "bash")
-ALIASES = {
-    "py": "python",
-    "python3": "python",
-    "javascript": "node",
-    "js": "node",
-    "nodejs": "node",
-    "sh": "bash",
-    "shell": "bash",
-}
-_KERNEL_NAME = re.compile(r"[a-z0-9][a-z0-9._+-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def canonical_language(text: str) -> str | None:
-    """Return the language that ``text`` means, case and aliases aside; None if nothing can have that name."""
-    name = text.lower()
-    name = ALIASES.get(name, name)
-    return name if _KERNEL_NAME.fullmatch(name) else None
 
 
 def _empty_is_none(value: Any) -> Any:

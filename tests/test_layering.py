@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +16,23 @@ ROOT = Path(__file__).parents[1]
 
 # A layer is the longest of these prefixes; what it may import of ours, besides itself. A new arrow is a decision: it is
 # made here and in ARCHITECTURE.md, in one change.
-LEAVES = {"interpreter.errors", "interpreter.keys", "interpreter.tasks", "interpreter.listen", "interpreter"}
+LEAVES = {
+    "interpreter.errors",
+    "interpreter.keys",
+    "interpreter.languages",
+    "interpreter.tasks",
+    "interpreter.listen",
+    "interpreter",
+}
 ARROWS: dict[str, set[str]] = {
     "interpreter.errors": set(),
     "interpreter.keys": {"interpreter.errors"},
     "interpreter.tasks": set(),
     "interpreter.listen": set(),
     "interpreter.settings": {"interpreter.listen"},
+    "interpreter.languages": set(),
     "interpreter.wire": set(),
-    "interpreter.client": {"interpreter.wire"},
+    "interpreter.client": {"interpreter.wire", "interpreter.languages"},
     "interpreter.backends": {"sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
     "interpreter.backends.base": set(),
     "interpreter.executions.jsontext": set(),
@@ -64,6 +75,7 @@ FORBIDDEN_IN_SERVICE = {
 MARSHAL_OF_OURS = ("interpreter.backends.bubblewrap.supervisor", "interpreter.backends.bubblewrap.backend")
 
 
+@functools.cache
 def modules(top: str) -> dict[str, Path]:
     base = ROOT / "runtime" if top == "sandboxd" else ROOT
     found = {}
@@ -73,8 +85,13 @@ def modules(top: str) -> dict[str, Path]:
     return found
 
 
-def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
+@functools.cache
+def imports(name: str, path: Path) -> list[tuple[str, int]]:
     """Full names of what a module imports, also inside functions and for types only, with their lines."""
+    return list(_imports(name, path))
+
+
+def _imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
     known = modules("interpreter") | modules("sandboxd")
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -187,6 +204,15 @@ def test_every_task_has_an_owner() -> None:
             if node.func.attr == "ensure_future" and node in dropped:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {receiver}.ensure_future")
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["interpreter.wire", "interpreter.languages"])
+def test_what_the_light_client_uses_needs_nothing_of_the_service(name: str) -> None:
+    """``pip install cellbox`` alone brings what the models of the wire need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    light = {re.split("[>=<]", each)[0] for each in project["dependencies"]}
+    needed = {imported.split(".")[0] for imported, _ in imports(name, modules("interpreter")[name])}
+    assert needed - set(sys.stdlib_module_names) - light <= {"interpreter"}
 
 
 def test_the_floor_of_tornado() -> None:

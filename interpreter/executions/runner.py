@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from sandboxd.protocol import Outcome, Reason, Refused
 
+from interpreter import languages
 from interpreter.errors import (
     CwdNotFound,
     InternalError,
@@ -30,7 +31,7 @@ from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended, heavy
 from interpreter.executions.run import How, Run, RunConfig, Work, milliseconds
 from interpreter.executions.store import Store
-from interpreter.keys import NAME, KernelKey, Key
+from interpreter.keys import KernelKey, Key
 from interpreter.sandboxes.kernels import Kernels, Told
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager
@@ -239,8 +240,8 @@ def _refused(request: ExecRequest, refused: Refused, live: Live) -> ServiceError
         case "unknown_language":
             hello = live.hello
             there = [] if hello is None else hello.kernels if request.stateful else hello.stateless
-            names = ", ".join(sorted(name for name in there if NAME.fullmatch(name)))
-            return UnknownLanguage(f"language {request.language[:64]!r} is not there; there are: {names}")
+            # What the sandbox says goes through the same rule as what callers say.
+            return UnknownLanguage(f"There is no language {request.language!r}; there are {languages.listed(there)}.")
 
 
 def _fields(execution: Execution, result: Answer | ServiceError) -> dict[str, object]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from interpreter import wire
+from interpreter import languages, wire
 from interpreter.errors import CodeTooLarge, NotBuilt, UnknownLanguage, UnsupportedField
 from interpreter.executions.model import ExecRequest
 from interpreter.http.base import ApiHandler, ExecLimits
-
-_LISTED = ", ".join(wire.LANGUAGES)
 
 
 class ExecHandler(ApiHandler):
@@ -36,9 +34,9 @@ def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
     if body.not_built:
         raise NotBuilt(f"The field '{body.not_built[0]}' is not built yet; leave it out.")
     stateful = bool(body.stateful)
-    language = wire.canonical_language(body.language)
-    if language is None or (language not in wire.LANGUAGES and not stateful):
-        raise UnknownLanguage(f"There is no language of this name; there are {_LISTED}.")
+    language = languages.canonical(body.language)
+    if language is None or (language not in languages.LANGUAGES and not stateful):
+        raise UnknownLanguage(f"There is no language of this name; there are {languages.listed(languages.LANGUAGES)}.")
     # Counted in UTF-8 only where it can matter: code is at most four times as long in bytes.
     if len(body.code) > limits.max_code_bytes or (
         len(body.code) * 4 > limits.max_code_bytes and len(body.code.encode()) > limits.max_code_bytes

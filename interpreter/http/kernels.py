@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from interpreter import wire
+from interpreter import languages, wire
 from interpreter.errors import KernelNotFound
 from interpreter.http.base import ApiHandler
 
@@ -43,7 +43,7 @@ class RestartHandler(ApiHandler):
 
 
 def _language(text: str) -> str:
-    language = wire.canonical_language(text)
+    language = languages.canonical(text)
     if language is None:
         raise KernelNotFound("No such kernel is running.")
     return language

@@ -63,26 +63,3 @@ def test_a_body_that_need_not_be_there(body):
 def test_an_empty_body_is_said_to_be_empty():
     with pytest.raises(InvalidRequest, match="The body is empty"):
         read_body(wire.ExecBody, b"")
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("Python", "python"),
-        ("PY", "python"),
-        ("python3", "python"),
-        ("JavaScript", "node"),
-        ("js", "node"),
-        ("NodeJS", "node"),
-        ("sh", "bash"),
-        ("SHELL", "bash"),
-        ("julia-1.10", "julia-1.10"),
-        ("", None),
-        ("py thon", None),
-        ("../python", None),
-        ("python\n", None),
-        ("x" * 65, None),
-    ],
-)
-def test_languages(given, meant):
-    assert wire.canonical_language(given) == meant
