@@ -156,7 +156,10 @@ async def serve(
             say(f"cellbox {interpreter.__version__}: checking {choice.backend.name} …")
             service = Interpreter(service_config(settings), choice.backend)
             stack.push_async_callback(lambda: finish(service.aclose(), within_s=CLOSE_S))
-            for warning in await service.start():
+            weak = await service.start()
+            if weak and settings.runtime_checks == "refuse":
+                raise StartError(f"Not started, since SANDBOX_RUNTIME_CHECKS is `refuse`: {'; '.join(weak)}.")
+            for warning in weak:
                 say(f"warning: {warning}")
             choice.remember()
             keys = settings.keys or (made_key(settings.data_root),)

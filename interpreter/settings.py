@@ -139,7 +139,9 @@ class Settings(BaseModel):
     max_queue: int = _setting(32, "executions", "Executions that may wait for one kernel.", ge=0)
     max_kernels: int = _setting(8, "kernels", "Kernels that one sandbox may run.", ge=1, le=64)
     runtime_checks: Literal["warn", "refuse"] = _setting(
-        "warn", "", "What happens when the engine, its runtime or the kernel is known to be weak."
+        "warn",
+        "",
+        "Whether a runtime that is known to be weak here is only warned about (`warn`) or not used (`refuse`).",
     )
     default_timeout: Duration = _setting(60.0, "seconds", "Time an execution may run if it names none.", gt=0, le=1e8)
     max_timeout: Duration = _setting(

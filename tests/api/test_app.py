@@ -106,6 +106,24 @@ async def test_a_runtime_that_cannot_serve_refuses_the_start_in_its_own_words(st
         await start()
 
 
+@pytest.mark.parametrize("checks", ["warn", "refuse"])
+async def test_a_weak_runtime_is_warned_about_or_refused(start, monkeypatch, tmp_path, checks):
+    async def weak(_self):
+        return ["nothing is isolated", "the kernel is old"]
+
+    monkeypatch.setattr("interpreter.backends.fake.FakeBackend.check", weak)
+    if checks == "warn":
+        service = await start(runtime_checks=checks)
+        assert [line for line in service.lines if line.startswith("warning: ")] == [
+            "warning: nothing is isolated",
+            "warning: the kernel is old",
+        ]
+        return
+    with pytest.raises(StartError, match=r"SANDBOX_RUNTIME_CHECKS.*: nothing is isolated; the kernel is old\.$"):
+        await start(runtime_checks=checks)
+    await start(runtime_checks="warn")  # it has let go of the data root
+
+
 @pytest.mark.parametrize(
     "values", [{"network": "proxy"}, {"runtime_backend": "docker"}, {"pool": "1"}, {"scope_quota_mb": "5"}]
 )
