@@ -12,10 +12,24 @@ import contextlib
 import logging
 import socket
 
-from . import protocol
+import msgspec
+
+from . import places, protocol
 from .kernels import Kernels
 from .processes import Zygote
-from .protocol import BootConfig, Cancel, Execute, Finished, FromSandbox, Hello, Refused, Shutdown, StopKernel
+from .protocol import (
+    BootConfig,
+    Cancel,
+    Execute,
+    Finished,
+    FromSandbox,
+    Hello,
+    OutputLimits,
+    Refused,
+    Result,
+    Shutdown,
+    StopKernel,
+)
 from .runs import Runs
 
 _DIAL_WITHIN_S = 20.0
@@ -39,6 +53,7 @@ async def _serve(config: BootConfig, requests: socket.socket) -> int:
         _log.error("no link: %s", error)
         return 1
     link = _Link(writer)
+    places.keep_usable(config.user, config.workspace)
     server = _Server(config, zygote, link)
     try:
         link.send(server.hello())
@@ -75,6 +90,21 @@ async def _read(reader: asyncio.StreamReader, server: _Server, tasks: asyncio.Ta
         _log.error("the link broke: %s", error)
 
 
+def within_limits(answer: Finished | Refused, limits: OutputLimits) -> bytes:
+    """Return the frame of ``answer``; where it is longer than the service takes, all its rich outputs are left out.
+
+    Their collector sees to it that this does not happen; if it did, the service would end the sandbox.
+    """
+    frame = protocol.encode(answer)
+    longest = protocol.longest_frame(text=limits.text, results=limits.results)
+    if isinstance(answer, Refused) or len(frame) <= longest:
+        return frame
+    _log.error("an answer of %d bytes; the limit is %d", len(frame), longest)
+    left_out = [Result(type="omitted", mime="*/*", size=len(frame))]
+    outcome = msgspec.structs.replace(answer.outcome, results=left_out, truncated=True)
+    return protocol.encode(msgspec.structs.replace(answer, outcome=outcome))
+
+
 class _Link:
     """The sending side."""
 
@@ -83,20 +113,28 @@ class _Link:
 
     def send(self, message: FromSandbox) -> None:
         """Send without waiting. After the end of the link nothing happens."""
-        if not self._writer.is_closing():
-            self._writer.write(protocol.encode(message))
+        self._write(protocol.encode(message))
 
     async def send_and_wait(self, message: FromSandbox) -> None:
         """Send, and return once the service has read so much that little is buffered here."""
-        self.send(message)
+        await self.send_frame(protocol.encode(message))
+
+    async def send_frame(self, frame: bytes) -> None:
+        """As ``send_and_wait``, for a message that is encoded already."""
+        self._write(frame)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
+
+    def _write(self, frame: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(frame)
 
 
 class _Server:
     """Turns messages into tasks, and their results into messages."""
 
     def __init__(self, config: BootConfig, zygote: Zygote, link: _Link) -> None:
+        self._config = config
         self._link = link
         self._kernels = Kernels(config, zygote, link.send)
         self._runs = Runs(config, zygote, link.send)
@@ -132,12 +170,13 @@ class _Server:
 
     async def _execute(self, message: Execute) -> None:
         answer: Finished | Refused
+        places.keep_usable(self._config.user, self._config.workspace)
         try:
             answer = await (self._kernels if message.stateful else self._runs).execute(message)
         except Exception:  # noqa: BLE001 - the edge of a task: told in the log, and the sandbox goes on
             _log.exception("an execution failed")
             answer = Refused(id=message.id, code="run_start_failed", message="The sandbox could not run it.")
-        await self._link.send_and_wait(answer)
+        await self._link.send_frame(within_limits(answer, message.limits))
 
     async def _stop_kernel(self, message: StopKernel) -> None:
         await self._link.send_and_wait(await self._kernels.stop(message))

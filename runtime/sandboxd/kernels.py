@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
+from . import places
 from .kernel import Kernel, KernelStartError
 from .kernelspecs import Kernelspec, find
 from .processes import Zygote
@@ -126,7 +128,7 @@ class Kernels:
                 return Refused(
                     message.id, "unsupported_field", f"{field}: the {message.language} kernel cannot honour it"
                 )
-        if message.cwd is not None and not (Path(self._config.workspace) / message.cwd).is_dir():
+        if message.cwd is not None and not places.enterable(os.path.join(self._config.workspace, message.cwd)):
             return Refused(message.id, "cwd_not_found", "cwd: there is no such directory")
         return None
 

@@ -1,9 +1,16 @@
-"""Which kernels there are in a sandbox: ours, and any that is installed as Jupyter kernels are."""
+"""Which kernels there are in a sandbox: ours, and any that is installed as Jupyter kernels are.
+
+Promises: whatever lies in the user's folder of kernels, reading it neither blocks nor fails nor takes much, and what is found
+fits into ``Hello``.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import stat
 import sys
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -13,6 +20,15 @@ from .protocol import BootConfig
 
 PYTHON = "python"
 """Name of the kernel that is forked and not executed."""
+
+_NAME = re.compile(r"[a-z0-9._-]{1,64}")
+"""Jupyter's own rule, and a length that fits into a message."""
+
+_MOST_KERNELS = 64
+"""As many as ``Hello`` names."""
+
+_MOST_ENTRIES = 1_000
+_MAX_BYTES = 65_536
 
 
 class _Ours(Struct, frozen=True):
@@ -63,20 +79,30 @@ def find(config: BootConfig) -> dict[str, Kernelspec]:
     found: dict[str, Kernelspec] = {}
     for root in (Path(config.kernels), Path(sys.prefix, "share/jupyter/kernels"), user / "share/jupyter/kernels"):
         ours = root == Path(config.kernels)
-        for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        for folder in _folders(root):
             spec = _read(folder, ours=ours)
-            if spec is not None:
+            if spec is not None and len(found) < _MOST_KERNELS:
                 found.setdefault(spec.name, spec)
     return found
 
 
+def _folders(root: Path) -> list[Path]:
+    try:
+        with os.scandir(root) as entries:
+            return sorted(root / entry.name for entry in islice(entries, _MOST_ENTRIES))
+    except OSError:
+        return []
+
+
 def _read(folder: Path, *, ours: bool) -> Kernelspec | None:
     name = folder.name.lower()
+    if _NAME.fullmatch(name) is None:
+        return None
     try:
-        file = msgspec.json.decode((folder / "kernel.json").read_bytes(), type=_File)
+        file = msgspec.json.decode(_content(folder / "kernel.json"), type=_File)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
         return None
-    if not file.argv or len(name) > 64:
+    if not file.argv:
         return None
     cellbox = file.metadata.cellbox if ours else _Ours()
     return Kernelspec(
@@ -88,3 +114,15 @@ def _read(folder: Path, *, ours: bool) -> Kernelspec | None:
         fields=frozenset(cellbox.fields),
         forked=ours and name == PYTHON,
     )
+
+
+def _content(file: Path) -> bytes:
+    """Return the bytes of a small regular file. Raises OSError or ValueError for anything else, and never waits for it."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        data = os.read(descriptor, _MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    finally:
+        os.close(descriptor)
+    if len(data) > _MAX_BYTES:
+        raise ValueError("too long for a kernelspec")
+    return data

@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from . import languages
+from . import languages, places
 from .output import Capture, PipeReader
 from .processes import Exited, Process, SpawnError, Zygote
 from .protocol import BootConfig, Execute, Finished, FromSandbox, Outcome, Progress, Reason, Refused, Status, StreamName
@@ -42,7 +42,7 @@ class Runs:
         if message.language not in self.languages:
             return Refused(id=message.id, code="unknown_language", message=f"There is no {message.language} here.")
         cwd = os.path.join(self._config.workspace, message.cwd or "")
-        if not _is_directory(cwd):
+        if not places.enterable(cwd):
             return Refused(id=message.id, code="cwd_not_found", message="The working directory does not exist.")
         run = self._running[message.id] = _Run(message, self._send)
         try:
@@ -147,13 +147,6 @@ class _Run:
             truncated=stdout.truncated or stderr.truncated,
             reason=reason,
         )
-
-
-def _is_directory(path: str) -> bool:
-    try:
-        return os.path.isdir(path)
-    except ValueError:  # a NUL in it
-        return False
 
 
 def _ending(ended_as: Status | None, exited: Exited) -> tuple[Status, int, Reason | None]:

@@ -1,9 +1,11 @@
 """Kernels that know nothing of us: any kernelspec that is installed in the sandbox."""
 
 import json
+import os
 
 import pytest
-from sandboxd.protocol import Refused, StopKernel
+from sandboxd import kernelspecs
+from sandboxd.protocol import Hello, Refused, StopKernel, decode_from_sandbox, encode
 
 from tests.kernels.conftest import PYTHON
 
@@ -79,3 +81,51 @@ async def test_a_broken_kernelspec_is_none(sandbox, text):
     refused = await sandbox.execute("1", language="bad")
     assert isinstance(refused, Refused)
     assert refused.code == "unknown_language"
+
+
+def fill_with_kernels(kernels):
+    for number in range(100):
+        (kernels / f"k{number}").mkdir()
+        (kernels / f"k{number}/kernel.json").write_text('{"argv": ["true"]}')
+
+
+def large_file(kernels):
+    (kernels / "x").mkdir()
+    with (kernels / "x/kernel.json").open("wb") as file:
+        file.truncate(2**33)
+
+
+def name_that_is_no_text(kernels):
+    folder = os.fsencode(kernels) + b"/\xff\xfe"
+    os.mkdir(folder)
+    with open(folder + b"/kernel.json", "w") as file:
+        file.write('{"argv": ["true"]}')
+
+
+HOSTILE_FOLDERS = {
+    "a pipe for a file": lambda kernels: ((kernels / "x").mkdir(), os.mkfifo(kernels / "x/kernel.json")),
+    "a device for a file": lambda kernels: (
+        (kernels / "x").mkdir(),
+        (kernels / "x/kernel.json").symlink_to("/dev/zero"),
+    ),
+    "a folder for a file": lambda kernels: (kernels / "x/kernel.json").mkdir(parents=True),
+    "a pipe for a folder": lambda kernels: os.mkfifo(kernels / "x"),
+    "a large file": large_file,
+    "a name that is no text": name_that_is_no_text,
+    "a long name": lambda kernels: (kernels / ("x" * 255)).mkdir(),
+    "too many": fill_with_kernels,
+    "a link to itself": lambda kernels: (kernels.rmdir(), kernels.symlink_to(kernels)),
+    "a pipe for all": lambda kernels: (kernels.rmdir(), os.mkfifo(kernels)),
+}
+
+
+@pytest.mark.parametrize("make", HOSTILE_FOLDERS.values(), ids=HOSTILE_FOLDERS)
+async def test_no_folder_of_kernels_keeps_a_sandbox_from_starting(sandbox, make):
+    """Read at each start, before the hello: what blocks or fails here would cost the scope every later sandbox."""
+    kernels = sandbox.root / "u/.local/share/jupyter/kernels"
+    kernels.mkdir(parents=True)
+    make(kernels)
+    found = kernelspecs.find(sandbox.config)
+    assert found["python"].forked
+    hello = Hello(version=1, kernels=sorted(found), stateless=[])
+    assert decode_from_sandbox(encode(hello)[4:]) == hello
