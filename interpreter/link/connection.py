@@ -38,6 +38,7 @@ from sandboxd.protocol import (
     ToSandbox,
     decode_from_sandbox,
     encode,
+    longest_frame,
     read_frame,
 )
 
@@ -45,9 +46,6 @@ from interpreter.link.budget import Budget
 from interpreter.link.errors import LinkClosed, LinkTimeout
 
 log = logging.getLogger(__name__)
-
-FRAME_MARGIN = 4 * 1024 * 1024
-"""What a frame may hold beyond outputs and results: a traceback, names, metadata, msgpack."""
 
 MAX_DROPPED = 1000
 """Messages for nobody after which the peer is taken for a hostile one. An honest one sends a few, when ends cross."""
@@ -65,7 +63,7 @@ class LinkLimits:
     @classmethod
     def of(cls, *, output_bytes: int, result_bytes: int) -> LinkLimits:
         """Return the limits that go with those of an execution."""
-        return cls(frame=result_bytes + 2 * output_bytes + FRAME_MARGIN)
+        return cls(frame=longest_frame(text=output_bytes, results=result_bytes))
 
 
 class Pending:

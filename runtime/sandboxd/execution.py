@@ -17,7 +17,7 @@ from .channels import Received, decode
 from .marks import Pipe
 from .output import Capture
 from .processes import Exited
-from .protocol import Execute, Outcome, Reason, Status, UserError
+from .protocol import MAX_ERROR_LINE, MAX_ERROR_LINES, Execute, Outcome, Reason, Status, UserError
 from .results import Results, bundle_decoder
 
 Why = Literal["timeout", "interrupted"]
@@ -26,9 +26,8 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@
 _LATE = 65_536
 _MAX_NAME = 1000
 _MAX_VALUE = 100_000
-_MAX_LINES = 200
-_MAX_LINE = 2_000
-"""Characters: a line of minified code is no help to anybody."""
+_MAX_TRACEBACK = 100_000
+"""Characters of all lines."""
 
 
 class _Reply(Struct):
@@ -207,10 +206,8 @@ class Running:
             told = self._error
         if told is None:
             return None
-        lines = [_plain(line)[:_MAX_LINE] for part in told.traceback for line in part.splitlines()]
-        if len(lines) > _MAX_LINES:
-            lines = [*lines[: _MAX_LINES // 2], *lines[-_MAX_LINES // 2 :]]
-        return UserError(_plain(told.ename)[:_MAX_NAME], _plain(told.evalue)[:_MAX_VALUE], lines)
+        lines = [_plain(line)[:MAX_ERROR_LINE] for part in told.traceback for line in part.splitlines()]
+        return UserError(_plain(told.ename)[:_MAX_NAME], _plain(told.evalue)[:_MAX_VALUE], _cut(lines))
 
     def _append(self, error: UserError) -> None:
         """Put the error at the end of stderr, where clients that know nothing of ``error`` find it."""
@@ -249,6 +246,16 @@ def _death(exited: Exited) -> tuple[Status, int, Reason | None, UserError | None
 def _plain(text: str) -> str:
     """Return ``text`` without colours and other terminal sequences."""
     return _ANSI.sub("", text)
+
+
+def _cut(lines: list[str]) -> list[str]:
+    """Return ``lines``, or the first and the last of them where they are too many or too long in all."""
+    half = MAX_ERROR_LINES // 2
+    if len(lines) > MAX_ERROR_LINES:
+        lines = [*lines[:half], *lines[-half:]]
+    while sum(map(len, lines)) > _MAX_TRACEBACK:
+        del lines[len(lines) // 2]
+    return lines
 
 
 def _nothing() -> None:

@@ -24,6 +24,18 @@ LINK_SOCKET = "link.sock"
 MAX_FRAME_TO_SANDBOX = 40 * 2**20
 """A whole request body is at most 32 MiB; msgpack adds little to it."""
 
+FRAME_MARGIN = 4 * 2**20
+"""What a frame from a sandbox may hold beyond outputs and results: an error, the names of what was left out, msgpack."""
+
+MAX_RESULTS = 2_000
+MAX_KINDS = 20
+MAX_MIME = 200
+"""Characters, of a display's id too."""
+
+MAX_ERROR_LINES = 200
+MAX_ERROR_LINE = 2_000
+"""Characters: a line of minified code is no help to anybody."""
+
 _LENGTH = struct.Struct(">I")
 
 Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+\Z")]
@@ -73,7 +85,8 @@ class BootConfig(Part):
 
 
 class OutputLimits(Part):
-    """Bytes of UTF-8. ``text`` is for stdout and stderr each, with the line that says what was left out."""
+    """Bytes of UTF-8. ``text`` is for stdout and stderr each, with the line that says what was left out; ``results`` for kinds,
+    their names, metadata and ids."""
 
     text: Count
     results: Count
@@ -163,7 +176,11 @@ class UserError(Part):
 
     name: Annotated[str, Meta(max_length=1000)]
     value: Annotated[str, Meta(max_length=100_000)]
-    traceback: Annotated[list[Annotated[str, Meta(max_length=100_000)]], Meta(max_length=200)]
+    traceback: Annotated[list[Annotated[str, Meta(max_length=MAX_ERROR_LINE)]], Meta(max_length=MAX_ERROR_LINES)]
+
+
+Mime = Annotated[str, Meta(max_length=MAX_MIME)]
+Kinds = Annotated[dict[Mime, str], Meta(max_length=MAX_KINDS)]
 
 
 class Result(Part):
@@ -173,11 +190,11 @@ class Result(Part):
     """
 
     type: Literal["result", "display", "update", "omitted"]
-    data: Annotated[dict[Annotated[str, Meta(max_length=200)], str], Meta(max_length=64)] = {}
-    json: Annotated[dict[Annotated[str, Meta(max_length=200)], str], Meta(max_length=64)] = {}
+    data: Kinds = {}
+    json: Kinds = {}
     metadata: Annotated[str, Meta(max_length=1_000_000)] = "{}"
-    display_id: Annotated[str, Meta(max_length=200)] | None = None
-    mime: Annotated[str, Meta(max_length=200)] | None = None
+    display_id: Mime | None = None
+    mime: Mime | None = None
     size: Count | None = None
 
 
@@ -197,7 +214,7 @@ class Outcome(Part):
     stderr_bytes: Count = 0
     truncated: bool = False
     reason: Reason | None = None
-    results: Annotated[list[Result], Meta(max_length=10_000)] = []
+    results: Annotated[list[Result], Meta(max_length=MAX_RESULTS)] = []
     error: UserError | None = None
     execution_count: Count | None = None
     kernel: Literal["new", "kept", "lost"] | None = None
@@ -255,6 +272,11 @@ def encode(message: ToSandbox | FromSandbox) -> bytes:
     """Return the frame of ``message``, its length first. Strings must not hold lone surrogates."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def longest_frame(*, text: int, results: int) -> int:
+    """Return how long the body of a frame from a sandbox may be, by the ``OutputLimits`` of its executions."""
+    return results + 2 * text + FRAME_MARGIN
 
 
 def decode_to_sandbox(body: bytes) -> ToSandbox:

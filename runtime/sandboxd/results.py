@@ -1,24 +1,26 @@
 """The rich outputs of one execution, in order, within a limit of bytes.
 
-Promises: at most ``limit`` bytes of kinds are kept; each kind that is left out is named with its size.
+Promises: at most ``limit`` bytes of kinds, their names, metadata and ids are kept; what is left out is named with its size, and
+those names are bounded too. So an answer always fits into a frame of the link, whatever was displayed.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw, Struct
 
-from .channels import clean
-from .protocol import Result
+from .protocol import MAX_KINDS, MAX_MIME, MAX_RESULTS, Result
 
-_MAX_ENTRIES = 9_999
-_MAX_KINDS = 64
-_MAX_NAME = 200
-_MAX_METADATA = 1_000_000
+_ANY = "*/*"
+_METADATA = 1_000_000
+_NAMES = 256 * 1024
+"""Bytes for the names of what is left out; what comes after that has none."""
+
 _BASE64 = ("image/", "audio/", "video/", "application/pdf")
+
+Kind = Literal["result", "display", "update"]
 
 
 class Transient(Struct):
@@ -39,11 +41,13 @@ bundle_decoder = msgspec.json.Decoder(Bundle)
 
 
 class Results:
-    """Collects. Sizes are bytes of the kinds' text as it goes into the answer."""
+    """Collects. Sizes are bytes of text as it goes into the answer."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._entries: list[tuple[Result, int]] = []
+        self._entries: list[Result] = []
+        self._kept = 0  # bytes of the limit that are used
+        self._named = 0  # bytes for naming what is omitted
         self._clear_next = False
         self.truncated = False
         """Whether something was left out."""
@@ -51,91 +55,110 @@ class Results:
     def add(self, kind: Literal["result", "display"], bundle: Bundle) -> None:
         """Add a display or the value of the last expression."""
         if self._clear_next:
-            self._entries = []
-            self._clear_next = False
-        self._append(*self._fitted(kind, bundle))
+            self.clear(wait=False)
+        for entry in self._fitted(kind, bundle):
+            self._append(entry)
 
     def update(self, bundle: Bundle) -> None:
         """Replace what has the bundle's ``display_id``; if that is of an earlier execution, add an ``update``."""
         identity = _display_id(bundle)
-        places = [at for at, (entry, _) in enumerate(self._entries) if identity and entry.display_id == identity]
+        places = [at for at, entry in enumerate(self._entries) if identity and entry.display_id == identity]
         if not places:
-            self._append(*self._fitted("update", bundle))
-            return
+            for entry in self._fitted("update", bundle):
+                self._append(entry)
         for at in places:
-            old, _ = self._entries[at]
-            self._entries[at] = (Result(type="omitted", display_id=identity), 0)
-            kind: Literal["result", "display", "update"] = "display" if old.type == "omitted" else old.type
-            entry, size, omitted = self._fitted(kind, bundle)
-            if entry is not None:
-                self._entries[at] = (entry, size)
-            elif omitted:
-                self._entries[at] = (omitted[0], 0)
+            old = self._entries[at]
+            self._replace(at, Result(type="omitted", display_id=identity))  # makes room
+            kind: Kind = "display" if old.type == "omitted" else old.type
+            for entry in self._fitted(kind, bundle)[:1]:
+                self._replace(at, entry)
 
     def clear(self, *, wait: bool) -> None:
         """Forget what there is: now, or once the next output comes."""
-        if wait:
-            self._clear_next = True
-        else:
+        self._clear_next = wait
+        if not wait:
             self._entries = []
+            self._kept = self._named = 0
 
     def entries(self) -> list[Result]:
         """Return what there is, in order."""
-        return [entry for entry, _ in self._entries]
+        return self._entries.copy()
 
-    def _append(self, entry: Result | None, size: int, omitted: list[Result]) -> None:
-        new = ([(entry, size)] if entry is not None else []) + [(item, 0) for item in omitted]
-        room = _MAX_ENTRIES - len(self._entries)
-        self._entries += new[:room]
-        lost = new[room:]
-        if lost:  # one entry stands for all that came after too many
-            self.truncated = True
-            size = sum(size + (item.size or 0) for item, size in lost)
-            if len(self._entries) == _MAX_ENTRIES:
-                self._entries.append((Result(type="omitted", mime="*/*", size=0), 0))
-            last, _ = self._entries[-1]
-            self._entries[-1] = (Result(type="omitted", mime="*/*", size=(last.size or 0) + size), 0)
+    def _append(self, entry: Result) -> None:
+        """Add an entry; the last possible one stands for all that came too late for one of its own."""
+        full = len(self._entries) >= MAX_RESULTS - 1
+        if not full and (entry.type != "omitted" or self._named + _size(entry) <= _NAMES):
+            self._entries.append(entry)
+            self._count(entry, 1)
+            return
+        self.truncated = True
+        size = sum(len(text.encode()) for text in (*entry.data.values(), *entry.json.values())) + (entry.size or 0)
+        if self._entries and self._entries[-1].mime == _ANY:
+            size += self._entries.pop().size or 0
+        self._entries.append(Result(type="omitted", mime=_ANY, size=size))
 
-    def _fitted(
-        self, kind: Literal["result", "display", "update"], bundle: Bundle
-    ) -> tuple[Result | None, int, list[Result]]:
-        """Return the entry with the kinds that fit, smallest first, its size, and entries for those that do not."""
-        room = self._limit - sum(size for _, size in self._entries)
-        texts = [(name, *_text(name, raw)) for name, raw in list(bundle.data.items())[:_MAX_KINDS]]
-        kept: dict[str, dict[str, str]] = {"data": {}, "json": {}}
+    def _replace(self, at: int, entry: Result) -> None:
+        self._count(self._entries[at], -1)
+        self._entries[at] = entry
+        self._count(entry, 1)
+
+    def _count(self, entry: Result, sign: int) -> None:
+        if entry.type == "omitted":
+            self._named += sign * _size(entry)
+        else:
+            self._kept += sign * _size(entry)
+
+    def _fitted(self, kind: Kind, bundle: Bundle) -> list[Result]:
+        """Return the entry with the kinds that fit, smallest first, and after it one for each that does not.
+
+        What goes with no kind in particular is kept last: metadata that do not fit are left out.
+        """
+        identity = _display_id(bundle)
+        room = self._limit - self._kept - len((identity or "").encode())
+        texts = [(name, *_text(name, raw)) for name, raw in list(bundle.data.items())[:MAX_KINDS]]
+        sizes = {name: len(text.encode()) for name, _, text in texts}
         fits = set()
-        size = 0
-        for name, _, text in sorted(texts, key=lambda item: len(item[2])):
-            length = len(text.encode())
-            if len(name) <= _MAX_NAME and size + length <= room:
+        for name, size in sorted(sizes.items(), key=lambda item: item[1]):
+            cost = len(name.encode()) + size
+            if len(name) <= MAX_MIME and cost <= room:
                 fits.add(name)
-                size += length
-        omitted = []
+                room -= cost
+        named = None if fits else identity
+        omitted = [
+            Result(type="omitted", mime=name[:MAX_MIME], size=size, display_id=named)
+            for name, size in sizes.items()
+            if name not in fits
+        ]
+        if too_many := list(bundle.data.values())[MAX_KINDS:]:
+            omitted.append(Result(type="omitted", mime=_ANY, size=sum(len(bytes(raw)) for raw in too_many)))
+        metadata = bytes(bundle.metadata).decode()
+        if not metadata.startswith("{"):
+            metadata = "{}"
+        if metadata != "{}" and len(metadata.encode()) > min(room, _METADATA):
+            metadata = "{}"
+            self.truncated = True
+        self.truncated |= bool(omitted)
+        if not fits:
+            return omitted
+        kept: dict[str, dict[str, str]] = {"data": {}, "json": {}}
         for name, field, text in texts:
             if name in fits:
                 kept[field][name] = text
-            else:
-                self.truncated = True
-                identity = _display_id(bundle) if not fits else None
-                omitted.append(
-                    Result(type="omitted", mime=name[:_MAX_NAME], size=len(text.encode()), display_id=identity)
-                )
-        if not fits:
-            return None, 0, omitted
-        metadata = bytes(bundle.metadata).decode()
-        entry = Result(
-            type=kind,
-            data=kept["data"],
-            json=kept["json"],
-            metadata=metadata if len(metadata) <= _MAX_METADATA and metadata.startswith("{") else "{}",
-            display_id=_display_id(bundle),
-        )
-        return entry, size, omitted
+        entry = Result(type=kind, data=kept["data"], json=kept["json"], metadata=metadata, display_id=identity)
+        return [entry, *omitted]
+
+
+def _size(entry: Result) -> int:
+    """Return the bytes of all texts in ``entry``."""
+    texts = [*entry.data, *entry.data.values(), *entry.json, *entry.json.values(), entry.display_id, entry.mime]
+    if entry.metadata != "{}":
+        texts.append(entry.metadata)
+    return sum(len(text.encode()) for text in texts if text)
 
 
 def _display_id(bundle: Bundle) -> str | None:
     identity = _loaded(bundle.transient.display_id)
-    return identity[:_MAX_NAME] if isinstance(identity, str) else None
+    return identity[:MAX_MIME] if isinstance(identity, str) else None
 
 
 def _text(name: str, raw: Raw) -> tuple[Literal["data", "json"], str]:
@@ -144,15 +167,15 @@ def _text(name: str, raw: Raw) -> tuple[Literal["data", "json"], str]:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "".join(value)
     if not isinstance(value, str):
-        text = bytes(raw).decode()
-        return "json", text if "\\ud" not in text.lower() else json.dumps(clean(json.loads(text)), ensure_ascii=False)
+        return "json", bytes(raw).decode()
     if name.startswith(_BASE64) and not name.endswith("+xml"):
         value = "".join(value.split())
     return "data", value
 
 
 def _loaded(raw: Raw) -> Any:
+    """Return the value of valid JSON; None where it is nested too deep to say."""
     try:
         return msgspec.json.decode(raw)
-    except (ValueError, msgspec.MsgspecError, RecursionError):
-        return clean(json.loads(bytes(raw)))  # a lone surrogate, the one thing that got here and is no JSON
+    except RecursionError:
+        return None

@@ -35,7 +35,7 @@ FLOODS: dict[str, FromSandbox] = {
             exit_code=0,
             run_ms=1,
             stdout="x" * 2**20,
-            results=[Result("display", {f"{n}": "x" for n in range(64)})] * 1000,
+            results=[Result("display", {f"{n}": "x" for n in range(20)})] * 2000,
         ),
     ),
 }

@@ -2,9 +2,24 @@
 
 import json
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandboxd.channels import Received, decode
+from sandboxd.daemon import within_limits
+from sandboxd.execution import Running
+from sandboxd.processes import Exited
+from sandboxd.protocol import (
+    Execute,
+    Finished,
+    Outcome,
+    OutputLimits,
+    Result,
+    decode_from_sandbox,
+    encode,
+    longest_frame,
+)
 from sandboxd.results import Bundle, Results, bundle_decoder
 
 
@@ -14,6 +29,10 @@ def bundle(data, display_id=None, **rest):
     decoded = decode(Received("display_data", "", content), bundle_decoder)
     assert isinstance(decoded, Bundle)
     return decoded
+
+
+def reply(**content):
+    return json.dumps({"status": "error", **content}).encode()
 
 
 def told(results):
@@ -56,7 +75,7 @@ def test_nan_is_null_and_lone_surrogates_are_replaced():
 
 
 def test_small_kinds_are_kept_and_large_ones_named():
-    results = Results(100)
+    results = Results(120)
     results.add("display", bundle({"image/png": "x" * 500, "text/plain": "p"}))
     results.add("result", bundle({"text/plain": "y" * 200}))
     results.add("result", bundle({"text/plain": "z" * 99}))
@@ -70,7 +89,7 @@ def test_small_kinds_are_kept_and_large_ones_named():
 
 
 def test_updates_replace_in_place_and_free_their_room():
-    results = Results(100)
+    results = Results(120)
     results.add("display", bundle({"text/plain": "a" * 90}, "d"))
     results.add("display", bundle({"text/plain": "b"}))
     results.update(bundle({"text/plain": "c" * 90}, "d"))
@@ -101,12 +120,80 @@ def test_clear_now_and_with_the_next():
 def test_too_many_entries_are_counted_in_the_last():
     results = Results(10**6)
     one = bundle({"text/plain": "abc"})
-    for _ in range(10_010):
+    for _ in range(2_010):
         results.add("display", one)
     entries = results.entries()
-    assert len(entries) == 10_000
+    assert len(entries) == 2_000
     assert (entries[-1].type, entries[-1].mime, entries[-1].size) == ("omitted", "*/*", 33)
     assert results.truncated
+
+
+def test_too_many_kinds_are_counted_in_one():
+    results = Results(10**6)
+    results.add("display", bundle({f"x/{n}": "abc" for n in range(30)}))
+    kept, left_out = results.entries()
+    assert len(kept.data) == 20
+    assert (left_out.type, left_out.mime, left_out.size) == ("omitted", "*/*", 50)
+    assert results.truncated
+
+
+def test_names_metadata_and_ids_count():
+    results = Results(1000)
+    results.add("display", bundle({"x" * 190: "y" * 400}, "d" * 100, metadata={"a": "b" * 500}))
+    assert (results.entries()[0].metadata, results.truncated) == ("{}", True)
+    results.clear(wait=False)
+    results.add("display", bundle({"x" * 190: "y" * 200}, "d" * 100, metadata={"a": "b" * 400}))
+    assert len(results.entries()[0].metadata) > 400
+    results.add("display", bundle({"x" * 190: ""}))
+    assert results.entries()[1].type == "omitted"
+
+
+def test_metadata_are_kept_where_they_fit():
+    results = Results(1000)
+    results.add("display", bundle({"image/png": "eA=="}, metadata={"image/png": {"width": 5}}))
+    assert json.loads(results.entries()[0].metadata) == {"image/png": {"width": 5}}
+    assert not results.truncated
+
+
+WORST = "\U0001f600" * 200
+DISPLAYED = {
+    "metadata": lambda n: bundle({"text/plain": "x"}, metadata={"a": "x" * 30_000}),
+    "ids": lambda n: bundle({"text/plain": ""}, f"{n}{WORST}"),
+    "names": lambda n: bundle({f"{n}/{kind}{WORST}": "" for kind in range(20)}),
+    "omitted names and ids": lambda n: bundle({f"{n}{WORST}": "x" * 110_000}, WORST),
+    "many kinds": lambda n: bundle({str(kind): "" for kind in range(70)}),
+    "empty": lambda n: bundle({}, metadata={"a": "x"}),
+}
+
+
+@pytest.mark.parametrize("displayed", DISPLAYED.values(), ids=DISPLAYED)
+@pytest.mark.parametrize("limit", [0, 100_000])
+async def test_an_answer_fits_into_a_frame_whatever_was_displayed(displayed, limit):
+    """With the longest error and full outputs beside it."""
+    results, made = Results(limit), [displayed(n) for n in range(20)]
+    for n in range(2_200):
+        results.add("display", made[n % 20])
+        if n % 500 == 0:
+            results.update(made[0])
+    running = Running(Execute("a", "python", "", 1, 1, OutputLimits(limit, limit, 0)), 1, marks=True)
+    long = ["\U0001f600" * 3_000] * 300
+    running.on_shell(
+        Received("execute_reply", "", reply(ename="\U0001f600" * 2_000, evalue=long[0] * 50, traceback=long)), 0
+    )
+    outcome = running.outcome("new", Exited(0), stopped=None)
+    assert sum(map(len, outcome.error.traceback)) <= 100_000
+    full = msgspec.structs.replace(outcome, stdout="x" * limit, stderr="x" * limit, results=results.entries())
+    body = encode(Finished("a", full))[4:]
+    decode_from_sandbox(body)
+    assert len(body) <= longest_frame(text=limit, results=limit) - 2 * 2**20
+
+
+def test_an_answer_that_is_too_long_all_the_same_loses_its_results():
+    limits = OutputLimits(text=0, results=0, spill=0)
+    outcome = Outcome("ok", 0, 1, results=[Result("display", {"x/y": "x" * 5_000_000})])
+    finished = decode_from_sandbox(within_limits(Finished("a", outcome), limits)[4:])
+    assert [entry.type for entry in finished.outcome.results] == ["omitted"]
+    assert finished.outcome.truncated
 
 
 @given(
@@ -117,8 +204,8 @@ def test_the_limit_holds_and_nothing_goes_unnamed(bundles, limit):
     results = Results(limit)
     for data in bundles:
         results.add("display", bundle(data))
-    kept = [text for entry in results.entries() for text in [*entry.data.values(), *entry.json.values()]]
-    assert sum(len(text.encode()) for text in kept) <= limit
+    kept = [pair for entry in results.entries() for pair in [*entry.data.items(), *entry.json.items()]]
+    assert sum(len(text.encode()) for pair in kept for text in pair) <= limit
     omitted = [entry for entry in results.entries() if entry.type == "omitted"]
     assert results.truncated == bool(omitted)
-    assert len(kept) + len(omitted) == sum(min(len(data), 64) for data in bundles)
+    assert len(kept) + len(omitted) == sum(min(len(data), 21) for data in bundles)
