@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 
 import pytest
 
 from interpreter.backends.base import SandboxExit
+from interpreter.backends.bubblewrap import ending
 from interpreter.backends.bubblewrap.sandbox import BubblewrapSandbox
 from tests.contracts.conftest import BUBBLEWRAP, PROCESS, House, until
 
@@ -141,6 +143,33 @@ async def test_a_killed_supervisor_takes_its_sandbox_along(house: House, behavio
     assert isinstance(sandbox, BubblewrapSandbox)
     os.kill(sandbox.process.pid, signal.SIGKILL)
     assert (await asyncio.wait_for(sandbox.wait(), 5)).status is None
+
+
+@with_limits
+async def test_a_stop_during_the_cleanup_after_a_killed_supervisor_hits_no_other(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptor that named the supervisor is closed by then, and its number may be another sandbox's."""
+    sandbox = await house.start("idle")
+    assert isinstance(sandbox, BubblewrapSandbox)
+    go_on, end_groups = threading.Event(), ending.end_groups
+
+    def end_groups_late(groups: list[str], *, within_s: float) -> bool:
+        go_on.wait(10)
+        return end_groups(groups, within_s=within_s)
+
+    monkeypatch.setattr(ending, "end_groups", end_groups_late)
+    os.kill(sandbox.process.pid, signal.SIGKILL)
+    await until(lambda: sandbox.process.returncode is not None)
+    neighbours = [await house.start("idle") for _ in range(3)]
+    stop = asyncio.get_running_loop().create_task(sandbox.stop())
+    await asyncio.wait([stop], timeout=1.5)  # it has tried the mild signal and the hard one
+    go_on.set()
+    await stop
+    for neighbour in neighbours:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(neighbour.wait(), 0.2)
+        await neighbour.stop()
 
 
 @with_limits

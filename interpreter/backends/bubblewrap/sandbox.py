@@ -78,26 +78,35 @@ class BubblewrapSandbox(Sandbox):
         if self.process.returncode is not None:
             return
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pidfd)
         loop.remove_reader(self._pipe)
-        os.close(self._pidfd)
+        self._close_pidfd()
         assert self.process.stdout is not None  # noqa: S101 - made with a pipe
         self.process.stdout.close()
         self.process.returncode = 0  # else the object warns, when it goes, that its process goes on: it is meant to
 
     async def _stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         await asyncio.wait([self._exit], timeout=_ASK_S)
         if self._exit.done():
             return
         if self._first is not None:
             ending.kill_if_started_at(*self._first)
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         await asyncio.wait([self._exit], timeout=_STOP_S - _ASK_S)
         if not self._exit.done():
             raise BackendError("a sandbox could not be ended: some of its processes are still there")
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the supervisor; nothing happens once it has ended."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _close_pidfd(self) -> None:
+        """Forget its number with it: the next descriptor that gets it may be another sandbox's."""
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
 
     def _read(self) -> None:
         try:
@@ -118,12 +127,10 @@ class BubblewrapSandbox(Sandbox):
         return line
 
     def _supervisor_ended(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pidfd)
         self._read()
-        loop.remove_reader(self._pipe)
+        asyncio.get_running_loop().remove_reader(self._pipe)
         self.process.wait()  # returns at once: the pidfd said so
-        os.close(self._pidfd)
+        self._close_pidfd()
         assert self.process.stdout is not None  # noqa: S101 - as above
         self.process.stdout.close()
         if not self.started.done():
