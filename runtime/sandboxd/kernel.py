@@ -279,10 +279,15 @@ class Kernel:
         return self._clean.done() and self._clean.result()
 
     def _drain(self) -> None:
-        """Take what is in the pipes now."""
-        for reader, mark in zip(self._readers, self._marks, strict=True):
-            reader.drain()
+        """Take what is in the pipes now, and nothing else of this execution is expected there."""
+        self._take()
+        for mark in self._marks:
             mark.settle()
+
+    def _take(self) -> None:
+        """Take what is in the pipes now."""
+        for reader in self._readers:
+            reader.drain()
 
     def _progress(self, running: Running) -> None:
         if self._running is not running:
@@ -301,6 +306,7 @@ class Kernel:
         if running is not None and message.parent == running.request:
             running.on_shell(message, self._heard)
             if running.reply is not None:
+                self._take()  # what it wrote before that, its end marks among it
                 self._loop.call_later(REST_S, running.end)
 
     def _on_iopub(self, message: Received) -> None:

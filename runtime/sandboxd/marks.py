@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 Pipe = Literal[1, 2]
 
+_WINDOW = 16 * 1024
 _LONGEST = 64
 """Bytes of a mark after the secret: no honest one is longer."""
 
@@ -61,6 +62,7 @@ class MarkReader:
                 self._pieces.append(piece)
                 self._missing -= len(piece)
                 at += len(piece)
+                at = self._texts(data, at)
                 continue
             start = data.find(self._prefix, at)
             if start < 0:
@@ -78,6 +80,25 @@ class MarkReader:
                 at = start + len(self._prefix)
                 self._raw(data[start:at])
         self._flush()
+
+    def _texts(self, data: bytes, at: int) -> int:
+        """Take whole texts of the present owner that begin at ``at``; return where they end.
+
+        Does nothing that the general way would not, only faster: one print makes two of these. A text that does not end where
+        the next mark begins, or the window, is left to that way.
+        """
+        head = b"%st;%d;%d;" % (self._prefix, *self._owner)
+        while data.startswith(head, at):
+            before = at
+            for part in data[at + len(head) : at + _WINDOW].split(head):
+                size, bell, text = part.partition(b"\a")
+                if not (bell and text and size.isdigit() and len(size) <= 4 and int(size) == len(text)):
+                    break
+                self._pieces.append(text)
+                at += len(head) + len(part)
+            if at == before:
+                break
+        return at
 
     def settle(self) -> None:
         """All that was written has been fed: what is unfinished is a forgery, and output."""

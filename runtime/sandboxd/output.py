@@ -11,12 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
+import fcntl
 import os
 from collections.abc import Callable
 
 _CHUNK = 256 * 1024
 _READS_AT_ONCE = 4
 """So that one flooding program does not keep the loop from the others: at most 1 MiB before they have their turn."""
+
+_PIPE = 256 * 1024
+"""Bytes a pipe is to hold, so that its writer does not wait while we gather."""
+
+_GATHER_S = 0.002
+_QUICK_S = 0.006
+_BUSY = 8
+"""Reads, each within ``_QUICK_S`` of the one before, after which we gather: a program that writes lines wakes us for each of
+them else, which costs both sides more than the lines do."""
 
 _PROGRESS = 2**19
 """Bytes of one piece of progress; the link allows 2**20 characters."""
@@ -98,58 +109,70 @@ class PipeReader:
 
     receive: called in the loop with 1 byte to 256 KiB; must not raise. The descriptor is closed at the end of the pipe
     or by ``close``, whichever is first; ``eof`` is done in both cases. To be made and used in the loop's thread.
+
+    What comes in a stream of small pieces is gathered for ``_GATHER_S``; ``drain`` is for whoever cannot wait that long.
     """
 
     def __init__(self, fd: int, receive: Callable[[bytes], None]) -> None:
         self._fd = fd
         self._receive = receive
         self._loop = asyncio.get_running_loop()
-        self._paused = False
+        self._gathering: asyncio.TimerHandle | None = None
+        self._quick = 0  # reads in a row
+        self._read_at = 0.0
         self.eof: asyncio.Future[None] = self._loop.create_future()
         os.set_blocking(fd, False)
+        with contextlib.suppress(OSError):  # the user has too many of them
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE)
         self._loop.add_reader(fd, self._readable)
-
-    def pause(self) -> None:
-        """Read no more until ``resume``: the writer blocks once the pipe is full."""
-        if not self._paused and not self.eof.done():
-            self._loop.remove_reader(self._fd)
-            self._paused = True
-
-    def resume(self) -> None:
-        """Read on. Without effect if not paused."""
-        if self._paused and not self.eof.done():
-            self._loop.add_reader(self._fd, self._readable)
-            self._paused = False
 
     def drain(self) -> None:
         """Hand on, now, what is in the pipe, at most 4 MiB of it."""
         for _ in range(4):
-            if self.eof.done() or not self._readable():
+            if self.eof.done() or not self._read()[1]:
                 return
 
     def close(self) -> None:
         """Read no more and close the descriptor. May be called twice."""
-        if not self.eof.done():
-            self.pause()
-            os.close(self._fd)
-            self.eof.set_result(None)
+        if self.eof.done():
+            return
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self.eof.set_result(None)
 
-    def _readable(self) -> bool:
-        """Read some; return whether there may be more."""
+    def _readable(self) -> None:
+        size, _ = self._read()
+        now = self._loop.time()
+        self._quick = self._quick + 1 if now - self._read_at < _QUICK_S else 0
+        self._read_at = now
+        if self._quick >= _BUSY and size < _PIPE // 2 and not self.eof.done():
+            self._loop.remove_reader(self._fd)
+            self._gathering = self._loop.call_later(_GATHER_S, self._gathered)
+
+    def _gathered(self) -> None:
+        self._loop.add_reader(self._fd, self._readable)
+        self._readable()
+
+    def _read(self) -> tuple[int, bool]:
+        """Read some; return how many bytes and whether there may be more."""
+        size = 0
         for _ in range(_READS_AT_ONCE):
             try:
                 data = os.read(self._fd, _CHUNK)
             except BlockingIOError:
-                return False
+                return size, False
             except OSError:
                 data = b""  # nothing more can be read of it
             if not data:
                 self.close()
-                return False
+                return size, False
+            size += len(data)
             self._receive(data)
-            if self.eof.done() or self._paused:
-                return False
-        return True
+            if self.eof.done():
+                return size, False
+        return size, True
 
 
 def _left_out(size: int) -> bytes:

@@ -69,6 +69,7 @@ HOSTILE = [
     PREFIX + b"t;1;3;1\a",
     PREFIX + b"t;1;1;10000\a",
     PREFIX + b"t;1;1\a",
+    PREFIX + b"t;1;1;" + b"0" * 5000 + b"1\a",
     PREFIX + b"x;1\a",
     PREFIX + b"b;1" + b"0" * 200,
     b"\x1b]cellbox;" + b"cd" * 16 + b";b;1\a",
@@ -81,6 +82,16 @@ HOSTILE = [
 def test_what_only_looks_like_a_mark_is_output(data):
     assert heard(data) == [("raw", 1, data)]
     assert heard(data + text(1, 1, b"after"))[-1] == ("text", 1, 1, b"after")
+    assert heard(text(1, 1, b"before") + data + text(1, 1, b"x")) == [
+        ("text", 1, 1, b"before"),
+        ("raw", 1, data),
+        ("text", 1, 1, b"x"),
+    ]
+
+
+def test_texts_of_one_owner_may_look_like_marks_and_be_of_any_size():
+    datas = [b"a", b"", text(1, 1, b"inner"), PREFIX, b"\a", b"x" * 3900, text(1, 1, b"")[:-2], b"1\a", b"z" * 9999] * 9
+    assert heard(b"".join(text(1, 1, data) for data in datas)) == [("text", 1, 1, b"".join(datas))]
 
 
 def test_text_that_is_promised_and_does_not_come_ends_with_the_execution():
@@ -94,6 +105,7 @@ def test_text_that_is_promised_and_does_not_come_ends_with_the_execution():
 
 pieces = st.one_of(
     st.builds(text, st.integers(0, 999), st.sampled_from([1, 2]), st.binary(max_size=50)),
+    st.builds(text, st.just(1), st.just(1), st.binary(max_size=50) | st.sampled_from(HOSTILE[:4])),
     st.builds(lambda n: PREFIX + b"b;%d\a" % n, st.integers(0, 999)),
     st.binary(max_size=50),
     st.sampled_from(HOSTILE),

@@ -123,20 +123,33 @@ async def test_reader_hands_on_all_and_ends_with_the_pipe():
     reader.close()
 
 
-async def test_paused_reader_reads_nothing_and_drain_reads_at_once():
+async def test_a_stream_of_small_pieces_is_gathered_and_drain_reads_at_once():
     read, write = os.pipe()
-    got = bytearray()
-    reader = PipeReader(read, got.extend)
-    reader.pause()
-    os.write(write, b"abc")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert not got
+    got = []
+    reader = PipeReader(read, got.append)
+    for number in range(100):
+        os.write(write, b"%3d" % number)
+        await asyncio.sleep(0)
+    assert 5 <= len(got) < 50
     reader.drain()
-    assert got == b"abc"
-    reader.resume()
+    assert b"".join(got) == b"".join(b"%3d" % number for number in range(100))
+    os.write(write, b"last")
     os.close(write)
-    await asyncio.wait_for(reader.eof, 10)
+    await asyncio.wait_for(reader.eof, 1)
+    assert got[-1] == b"last"
+
+
+async def test_a_reader_is_closed_while_it_gathers():
+    read, write = os.pipe()
+    reader = PipeReader(read, lambda _data: None)
+    for _ in range(50):
+        os.write(write, b"x")
+        await asyncio.sleep(0)
+    reader.close()
+    await asyncio.sleep(0.01)
+    with pytest.raises(BrokenPipeError):
+        os.write(write, b"x")
+    os.close(write)
 
 
 async def test_closed_reader_lets_go_of_its_descriptor():

@@ -28,7 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
-_ATOMIC = min(select.PIPE_BUF, 4096)
+_LONGEST = min(select.PIPE_BUF, 4096) - 96
+"""Bytes of text that are written at once. With its mark, of at most 72 bytes, that is atomic."""
+
+_SIZES = [b"%d\a" % size for size in range(_LONGEST + 1)]
+"""Ends of marks, made ahead: much is printed in small pieces."""
+
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _UNSET = object()
 
@@ -48,6 +53,7 @@ class Streams:
         self._prefix = b"\x1b]cellbox;" + secret.encode() + b";"
         self._private = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100) for descriptor in (1, 2)]
         self._forked = False
+        self._heads = self._heads_of(0)  # of the owner that wrote last
         self.running = 0
         """The execution that runs or ran last."""
         self.stdout = Stream(self, 1)
@@ -89,14 +95,24 @@ class Streams:
         if self._forked:
             _write(stream, data)
             return
-        head = b"%st;%d;%d;" % (self._prefix, owner.get(self.running), stream)
-        descriptor = self._private[0]
-        room = _ATOMIC - len(head) - 5
-        if len(data) <= room:
-            _write(descriptor, b"%s%d\a%s" % (head, len(data), data))
+        execution = owner.get(self.running)
+        heads = self._heads
+        if heads[0] != execution:
+            heads = self._heads = self._heads_of(execution)
+        head = heads[1][stream - 1]
+        if len(data) > _LONGEST:
+            for piece in _pieces(data, _LONGEST):
+                _write(self._private[0], head + _SIZES[len(piece)] + piece)
             return
-        for piece in _pieces(data, room):
-            _write(descriptor, b"%s%d\a%s" % (head, len(piece), piece))
+        whole = head + _SIZES[len(data)] + data
+        try:
+            os.write(self._private[0], whole)  # all or nothing, as it is so short
+        except OSError:
+            _write(self._private[0], whole)
+
+    def _heads_of(self, execution: int) -> tuple[int, list[bytes]]:
+        """Return the execution and how marks of its text on streams 1 and 2 begin. One value, for any thread to replace."""
+        return execution, [b"%st;%d;%d;" % (self._prefix, execution, stream) for stream in (1, 2)]
 
     def _tell(self, kind: bytes, execution: int) -> None:
         for descriptor in self._private:
