@@ -113,7 +113,7 @@ class Kernels:
         told: as in ``Outcome.kernel``; None counts as kept. reason: why the kernel is lost, if it is.
         """
         kernel = self._kernels[key, name]
-        fresh = told == "new" or kernel.home != sandbox
+        fresh = kernel.home != sandbox or (told == "new" and not kernel.restarted)  # that life has begun already
         if not fresh and not kernel.alive and told != "lost":
             return Life(
                 "kept", kernel.generation

@@ -38,6 +38,7 @@ class Peer:
         self.reader = reader
         self.writer = writer
         self.kernels: set[tuple[str, str]] = set()
+        self.told: dict[str, str] = {}
         self.cancelled: dict[str, asyncio.Event] = {}
         self.ids: list[str] = []
 
@@ -48,12 +49,16 @@ class Peer:
         self.writer.write(data)
 
     def outcome(self, message: Execute, **fields: object) -> Outcome:
-        kernel = None
+        kernel = self.told.get(message.id)
+        return Outcome(**{"status": "ok", "exit_code": 0, "run_ms": 1, "kernel": kernel, **fields})  # type: ignore[arg-type]
+
+    def begin(self, message: Execute) -> None:
+        self.cancelled[message.id] = asyncio.Event()
+        self.ids.append(message.id)
         if message.stateful:
             name = (message.language, message.context)
-            kernel = "kept" if name in self.kernels else "new"
+            self.told[message.id] = "kept" if name in self.kernels else "new"
             self.kernels.add(name)
-        return Outcome(**{"status": "ok", "exit_code": 0, "run_ms": 1, "kernel": kernel, **fields})  # type: ignore[arg-type]
 
     def finish(self, message: Execute, **fields: object) -> None:
         self.send(Finished(id=message.id, outcome=self.outcome(message, **fields)))
@@ -111,8 +116,7 @@ class Sandboxd:
     def _take(self, group: asyncio.TaskGroup, peer: Peer, message: object) -> None:
         match message:
             case Execute():
-                peer.cancelled[message.id] = asyncio.Event()
-                peer.ids.append(message.id)
+                peer.begin(message)
                 self.began.append(message.code)
                 self.arrived.set()
                 group.create_task(self.script.get(message.code, _echo)(peer, message))
@@ -121,11 +125,9 @@ class Sandboxd:
             case StopKernel():
                 name = (message.language, message.context)
                 existed = name in peer.kernels
-                peer.kernels.discard(name)
+                peer.kernels.discard(name)  # after a restart too: what first runs in a kernel is told "new"
                 for event in peer.cancelled.values():
                     event.set()
-                if message.restart:
-                    peer.kernels.add(name)
                 peer.send(KernelStopped(request=message.request, existed=existed))
 
     async def _hello(self, peer: Peer) -> None:

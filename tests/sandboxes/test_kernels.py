@@ -159,11 +159,14 @@ def test_restart_gives_new_once() -> None:
     table = kernels()
     run(table, ONE, "new")
     table.restarted(KEY, PY, ONE, 0)
-    assert run(table, ONE, "kept") == Life("new", 2)
+    assert run(table, ONE, "new") == Life("new", 2)
     assert run(table, ONE, "kept") == Life("kept", 2)
     table.restarted(KEY, PY, ONE, 0)
+    assert run(table, ONE, "lost", "exit") == Life("lost", 3, "exit")
+    assert run(table, ONE, "new") == Life("new", 4)
+    table.restarted(KEY, PY, ONE, 0)
     table.gone(KEY, PY, ONE, "crash")
-    assert run(table, ONE, "new") == Life("lost", 4, "crash")
+    assert run(table, ONE, "new") == Life("lost", 6, "crash")
 
 
 def test_memory_is_bounded_and_what_lives_or_waits_stays() -> None:
