@@ -29,7 +29,8 @@ _PYTHON_WITH_STDIN = (
     "import sys, os; sys.argv[0] = '-'; f = os.fdopen(3, 'rb'); c = f.read(); f.close(); "
     "exec(compile(c, '<stdin>', 'exec'), {k: v for k, v in globals().items() if k not in ('sys', 'os', 'f', 'c')})"
 )
-_NODE_WITH_STDIN = str(Path(__file__).with_name("node_stdin.cjs"))
+_NODE = ["node", "-r", str(Path(__file__).with_name("node_output.cjs"))]
+_NODE_STDIN = ["-r", str(Path(__file__).with_name("node_stdin.cjs"))]
 
 
 class Start(NamedTuple):
@@ -60,9 +61,9 @@ def start(message: Execute, environment: Mapping[str, str], cwd: str) -> Iterato
             yield Start(Command(["bash", "/dev/fd/3"], env, cwd), stdin, (code,))
         elif message.language == "node":
             if given is None:
-                yield Start(Command(["node", "-"], env, cwd), code, ())
+                yield Start(Command([*_NODE, "-"], env, cwd), code, ())
             else:
-                yield Start(Command(["node", "-r", _NODE_WITH_STDIN, "-"], env, cwd), stdin, (code,))
+                yield Start(Command([*_NODE, *_NODE_STDIN, "-"], env, cwd), stdin, (code,))
         elif not _needs_fresh(environment, message.env):
             yield Start(PythonRun(env, cwd), stdin, (code,))
         elif given is None:

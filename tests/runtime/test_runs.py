@@ -93,6 +93,45 @@ def test_node_resolves_from_the_working_directory(sandbox: Box, given: str | Non
     assert (outcome.stdout, outcome.stderr) == ("7 8 undefined\n", "")
 
 
+@pytest.mark.parametrize("given", [None, "text"])
+@pytest.mark.parametrize("end", ["process.exit(0)", "process.abort()", "process.kill(process.pid, 'SIGKILL')"])
+def test_node_loses_no_output_that_was_written_before_its_end(sandbox: Box, end: str, given: str | None) -> None:
+    limits = OutputLimits(text=4 * 2**20, results=0, spill=0)
+    code = f"console.error('x'.repeat(1e6)); for (let i = 0; i < 20000; i++) console.log('x'.repeat(99)); {end}"
+    outcome = sandbox.run(code, "node", stdin=given, limits=limits).outcome
+    assert outcome.stdout == f"{'x' * 99}\n" * 20_000
+    assert outcome.stderr.startswith("x" * 10**6)
+
+
+def test_node_output_is_in_order_with_that_of_children(sandbox: Box) -> None:
+    code = """
+        const { execFileSync, spawnSync } = require('child_process'), fs = require('fs')
+        console.log('a'.repeat(300000)); spawnSync('echo', ['b'], {stdio: 'inherit'}); console.log('c')
+        fs.writeSync(1, 'd\\n'); process.stdout.write('e\\n')
+        execFileSync(process.execPath, ['-e', 'console.log("f")'], {stdio: 'inherit'}); console.log('g')
+    """
+    assert sandbox.run(code, "node").outcome.stdout == "a" * 300_000 + "\nb\nc\nd\ne\nf\ng\n"
+
+
+@pytest.mark.parametrize("given", [None, "text"])
+def test_node_programs_see_nothing_of_ours(sandbox: Box, given: str | None) -> None:
+    """A worker preloads what its parent did."""
+    code = """
+        const look = `[process.execArgv, Object.keys(require.cache), process.argv.slice(1), module.children]`
+        const show = (what) => console.log(JSON.stringify(what))
+        show(eval(look))
+        for (const name of ['stdin', 'stdout', 'stderr']) {
+          const { get, set, ...rest } = Object.getOwnPropertyDescriptor(process, name)
+          show([rest, typeof set, get.toString().includes('defineProperty')])
+        }
+        const { Worker } = require('worker_threads')
+        new Worker(`require('worker_threads').parentPort.postMessage(${look})`, { eval: true }).on('message', show)
+    """
+    outcome = sandbox.run(code, "node", stdin=given).outcome
+    stream = '[{"enumerable":true,"configurable":true},"undefined",false]\n'
+    assert (outcome.stderr, outcome.stdout) == ("", f'[[],[],["-"],[]]\n{stream * 3}[[],[],["[worker eval]"],[]]\n')
+
+
 def test_node_errors_name_the_line(sandbox: Box) -> None:
     stderr = sandbox.run("\n\nnull.x", "node").outcome.stderr
     assert "[stdin]:3" in stderr
