@@ -65,7 +65,7 @@ class FakeSandbox(Sandbox):
             return self._last
         return Stats(self._last.memory_bytes, self._last.oom_kills, 0)
 
-    def die(self, status: int, *, oom: bool = False) -> None:
+    def die(self, status: int | None, *, oom: bool = False) -> None:
         """End it now from outside. Does nothing once it has ended."""
         if not self._exit.done():
             self._exit.set_result(SandboxExit(status, oom=oom))

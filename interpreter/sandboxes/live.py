@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
 from sandboxd.protocol import Hello, Reason
 
@@ -12,9 +13,9 @@ from interpreter.link.connection import Connection
 from interpreter.link.errors import LinkClosed
 from interpreter.sandboxes.table import Row
 
-_KILLED = (0, 9, -9, 128 + 9)
-"""Statuses of a sandbox whose processes were killed. 0: the boot process ends in order once sandboxd is no more, which nobody
-but the tenant can have brought about."""
+_KILLED = frozenset(128 + number for number in (SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM))
+"""Statuses of a sandbox that somebody ended by a signal, to its first process or to sandboxd: the tenant, or the host. What
+else it ends with is a crash: an error of sandboxd, or a signal that a fault raises."""
 
 
 class SandboxStopped(Exception):
@@ -85,4 +86,5 @@ class Live:
         """Return why it ended by itself, as the host tells it."""
         if (end is not None and end.oom) or self.oom_news():
             return "oom"
-        return "killed" if end is not None and end.status in _KILLED else "crash"
+        # No status: its supervisor was killed before it could say one.
+        return "killed" if end is not None and (end.status is None or end.status in _KILLED) else "crash"

@@ -9,7 +9,7 @@ PYTHONUSERBASE pointing nowhere, and the working directory is ``/``: as isolated
 programs that are forked from here are those of a plain ``python``. It may be pid 1 or not.
 
 Promises: NO_NEW_PRIVS and the filter are in force before any fork; nobody of the same user can look into this process or
-sandboxd; when sandboxd ends, so does everything.
+sandboxd; when sandboxd ends, so does everything, with its exit status: 0 in order, 128+n after signal n, else an error.
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ def main() -> None:
         osproc.die_with_parent()
         os._exit(daemon.run(config, ours) if os.getppid() == boot else 1)
     ours.close()
-    zygote.serve(theirs, pid, config.environment)
+    status = zygote.serve(theirs, pid, config.environment)
     zygote.end()
-    os._exit(0)
+    os._exit(status)

@@ -26,8 +26,10 @@ _SWEEP_EVERY_MS = 5
 _END_WITHIN_S = 2.0
 
 
-def serve(requests: socket.socket, daemon: int, environment: dict[str, str]) -> None:
-    """Fork a supervisor for each descriptor that comes over ``requests``; return when ``daemon`` has ended.
+def serve(requests: socket.socket, daemon: int, environment: dict[str, str]) -> int:
+    """Fork a supervisor for each descriptor that comes over ``requests``; return how ``daemon`` ended, once it has.
+
+    The return is an exit status: its own, or 128+n after signal n.
 
     environment: of tenants' programs. Raises afterfork.Unwind in forks that become Python programs: no caller may catch it.
     """
@@ -36,6 +38,7 @@ def serve(requests: socket.socket, daemon: int, environment: dict[str, str]) -> 
     poll.register(requests, select.POLLIN)
     poll.register(wake, select.POLLIN)
     children = {daemon}
+    ended: dict[int, int] = {}
     sweeping = False
     while True:
         for descriptor, _ in poll.poll(_SWEEP_EVERY_MS if sweeping else None):
@@ -43,9 +46,10 @@ def serve(requests: socket.socket, daemon: int, environment: dict[str, str]) -> 
                 afterfork.drain(wake)
             elif not _fork(requests, wake, children, environment):
                 poll.unregister(requests)  # sandboxd is ending
-        sweeping |= _reap(children)
-        if daemon not in children:
-            return
+        sweeping |= _reap(children, ended)
+        if daemon in ended:
+            return ended[daemon]
+        ended.clear()
         if sweeping:
             sweeping = _kill_strays(children)
 
@@ -88,8 +92,11 @@ def _fork(requests: socket.socket, wake: int, children: set[int], environment: d
     return True
 
 
-def _reap(children: set[int]) -> bool:
-    """Reap what has ended; return whether there may be strays: an unknown child, or a supervisor that was killed."""
+def _reap(children: set[int], ended: dict[int, int]) -> bool:
+    """Reap what has ended; return whether there may be strays: an unknown child, or a supervisor that was killed.
+
+    ended: gets the exit status of each, 128+n for signal n.
+    """
     strays = False
     while True:
         try:
@@ -99,6 +106,8 @@ def _reap(children: set[int]) -> bool:
         if pid == 0:
             return strays
         strays |= pid not in children or status != 0
+        code = os.waitstatus_to_exitcode(status)
+        ended[pid] = code if code >= 0 else 128 - code
         children.discard(pid)
 
 

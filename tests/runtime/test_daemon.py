@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -21,6 +23,10 @@ def sandbox(tmp_path: Path) -> Iterator[Box]:
         yield opened
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
 def test_shutdown_ends_it_with_what_runs(sandbox: Box) -> None:
     sandbox.begin("sleep 600", "bash")
     sandbox.begin("import time; time.sleep(600)")
@@ -35,6 +41,15 @@ def test_what_no_service_sends_ends_it(sandbox: Box, frame: bytes) -> None:
     sandbox._link.sendall(frame)
     sandbox._link.shutdown(socket.SHUT_WR)
     assert sandbox.boot.wait(5) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_the_boot_process_ends_as_sandboxd_did(sandbox: Box, number: signal.Signals) -> None:
+    sandbox.begin("sleep 600", "bash")
+    sandboxd = min(pid for pid in sandbox.processes() if parent(pid) == sandbox.boot.pid)
+    os.kill(sandboxd, number)
+    assert sandbox.boot.wait(5) == 128 + number
+    sandbox.wait_for_processes(0)
 
 
 def test_an_id_that_runs_already_is_not_run_again(sandbox: Box) -> None:

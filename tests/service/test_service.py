@@ -253,17 +253,28 @@ async def test_death_of_the_link_ends_everything_with_a_reason_and_the_next_call
     idle = await house.exec("a", context="idle")
     await house.sandboxd.wait_for("wait")
     answer = await house.exec("dies")
-    assert (answer.status, answer.exit_code, answer.reason, answer.state) == ("died", 137, "killed", "lost")
+    assert (answer.status, answer.exit_code, answer.reason, answer.state) == ("died", 137, "crash", "lost")
     assert (await house.service.settle(other)).status == "died"
     assert idle.state == "new"
     assert (await house.exec("b")).state == "new"
     lost = await house.exec("b", context="idle")
-    assert (lost.state, lost.reason, lost.generation) == ("lost", "killed", 2)
+    assert (lost.state, lost.reason, lost.generation) == ("lost", "crash", 2)
     assert (await house.exec("c", context="idle")).state == "kept"
 
 
-@pytest.mark.parametrize(("status", "oom", "reason"), [(137, False, "killed"), (137, True, "oom"), (1, False, "crash")])
-async def test_death_of_the_process(house: House, status: int, oom: bool, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "oom", "reason"),
+    [
+        (137, False, "killed"),
+        (143, False, "killed"),
+        (None, False, "killed"),
+        (137, True, "oom"),
+        (1, False, "crash"),
+        (139, False, "crash"),
+        (0, False, "crash"),
+    ],
+)
+async def test_death_of_the_process(house: House, status: int | None, oom: bool, reason: str) -> None:
     house.sandboxd.script["wait"] = never
     running = house.submit("wait")
     await house.sandboxd.wait_for("wait")
