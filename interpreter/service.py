@@ -130,6 +130,7 @@ class Interpreter:
         try:
             warnings = await self._backend.check()
             await self._backend.remove_leftovers()
+            await finish(asyncio.to_thread(self._data.drop_run_dirs), within_s=REMOVE_S)
         except BaseException:
             self._data.close()
             raise
@@ -337,9 +338,12 @@ class Interpreter:
         return True
 
     async def _stop_in(self, live: Live, name: KernelKey, *, restart: bool, within_s: float) -> None:
-        """Tell a sandbox to end a kernel; a sandbox that does not is ended itself."""
+        """Tell a sandbox to end a kernel; a sandbox that does not, or not all of it, is ended itself."""
         try:
-            await live.connection.stop_kernel(name.language, name.context, restart=restart, within_s=within_s)
+            link = live.connection
+            stopped = await link.stop_kernel(name.language, name.context, restart=restart, within_s=within_s)
+            if stopped.sandbox_unsafe:
+                self._manager.stop(live, "killed")
         except LinkTimeout:
             self._manager.stop(live, "killed")
         except LinkClosed:

@@ -113,7 +113,7 @@ class Connection:
         self._budget = Budget(per_s=limits.per_s, burst=limits.burst, now=clock())
         self._sending = asyncio.Lock()
         self._executions: dict[str, Pending] = {}
-        self._stops: dict[str, asyncio.Future[bool]] = {}
+        self._stops: dict[str, asyncio.Future[KernelStopped]] = {}
         self._closed = False
         self.ended = asyncio.Event()
         self.dropped = 0
@@ -190,10 +190,10 @@ class Connection:
         """Ask that an execution end. Raises LinkClosed."""
         await self.send(Cancel(id=execution_id))
 
-    async def stop_kernel(self, language: str, context: str, *, restart: bool, within_s: float) -> bool:
-        """End a kernel, and start it anew if ``restart``; return whether it existed. Raises LinkTimeout, LinkClosed."""
+    async def stop_kernel(self, language: str, context: str, *, restart: bool, within_s: float) -> KernelStopped:
+        """End a kernel, and start it anew if ``restart``; return what came of it. Raises LinkTimeout, LinkClosed."""
         request = secrets.token_hex(8)
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[KernelStopped] = asyncio.get_running_loop().create_future()
         self._stops[request] = answer
         try:
             async with asyncio.timeout(within_s):
@@ -255,7 +255,7 @@ class Connection:
                 answer = self._stops.pop(message.request, None)
                 if answer is None or answer.done():
                     return self._drop()
-                answer.set_result(message.existed)
+                answer.set_result(message)
                 return True
             case Preparing() | Started() | Progress():
                 pending = self._executions.get(message.id)

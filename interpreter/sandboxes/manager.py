@@ -239,6 +239,8 @@ class Manager:
         kernel = KernelKey(gone.language, gone.context)
         reason: Reason = "oom" if gone.reason in ("killed", "crash") and live.oom_news() else gone.reason
         self._kernels.gone(live.row.key, kernel, live.row.id, reason)
+        if gone.sandbox_unsafe:
+            self.stop(live, "killed")
 
     async def _cleanup(self, live: Live) -> None:
         """End all of ``live``, from outside."""

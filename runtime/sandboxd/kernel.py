@@ -53,7 +53,8 @@ class KernelStartError(Exception):
 class Kernel:
     """A kernel, from ``start`` to its end.
 
-    gone: called once, in the loop, when it has ended by itself and nothing ran in it. send: takes Progress.
+    gone: called in the loop with its reason and False, once, when it has ended by itself and nothing ran in it; with True when
+    something of it could not be ended and no execution can say so. send: takes Progress.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Kernel:
         spec: Kernelspec,
         config: BootConfig,
         folder: Path,
-        gone: Callable[[Reason], None],
+        gone: Callable[[Reason, bool], None],
         send: Callable[[FromSandbox], None],
     ) -> None:
         self.fresh = True
@@ -164,12 +165,13 @@ class Kernel:
         """Whether nothing of it is left."""
         return self._watcher is None or self._watcher.done()
 
-    async def stop(self, reason: Reason) -> None:
-        """End the kernel and what runs in it; return once its processes are gone or known not to go. Repeatable."""
+    async def stop(self, reason: Reason) -> bool:
+        """End the kernel and what runs in it; return whether its processes are gone, once that is known. Repeatable."""
         self._ending = self._ending or reason
         self._process.kill()
         if self._watcher is not None:
             await asyncio.wait([self._watcher], timeout=2 * GONE_S)
+        return self._clean.done() and self._clean.result()
 
     async def _spawn(self, zygote: Zygote) -> Process:
         secret = secrets.token_hex(16)
@@ -210,11 +212,14 @@ class Kernel:
         """Notice the end of the process and clean up after it."""
         self._exited.set_result(await self._process.wait())
         self._drain()
+        why, tells = reason(self._exited.result()), self._running is not None
         if self._running is not None:
             self._running.end()
         elif self._ending is None:
-            self._gone(reason(self._exited.result()))
+            self._gone(why, False)
         self._clean.set_result(await self._process.gone())
+        if not self._clean.result() and not tells:
+            self._gone(why, True)
         self._drain()
         self._free()
 

@@ -103,12 +103,13 @@ class Kernels:
         self._cancelled.update(waiting)
         await self._no_spare(key)
         kernel = self._kernels.get(key)
+        clean = True
         if kernel is not None:
             self._forget(key, kernel)
-            await kernel.stop("restart" if message.restart else "deleted")
-        if message.restart and (spec := self._specs.get(message.language)) is not None:
+            clean = await kernel.stop("restart" if message.restart else "deleted")
+        if message.restart and clean and (spec := self._specs.get(message.language)) is not None:
             self._prepare_spare(key, spec)
-        return KernelStopped(message.request, existed=kernel is not None or bool(waiting))
+        return KernelStopped(message.request, existed=kernel is not None or bool(waiting), sandbox_unsafe=not clean)
 
     async def aclose(self) -> None:
         """End all kernels. May be called twice."""
@@ -175,8 +176,10 @@ class Kernels:
             self._kernels[key] = await self._start(key, spec)
 
     async def _start(self, key: _Key, spec: Kernelspec) -> Kernel:
-        def gone(reason: Reason) -> None:
-            if self._kernels.get(key) is kernel:
+        def gone(reason: Reason, unsafe: bool) -> None:
+            if unsafe:
+                self._send(KernelGone(*key, reason, sandbox_unsafe=True))
+            elif self._kernels.get(key) is kernel:
                 self._forget(key, kernel)
                 if not kernel.fresh:  # nobody knows of one that was made ahead of time
                     self._send(KernelGone(*key, reason))

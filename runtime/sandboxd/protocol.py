@@ -238,18 +238,20 @@ class Refused(Message):
 
 
 class KernelGone(Message):
-    """A kernel ended between executions."""
+    """A kernel ended between executions. sandbox_unsafe: as in ``Finished``; may be said of one that was told before."""
 
     language: Name
     context: Id
     reason: Reason
+    sandbox_unsafe: bool = False
 
 
 class KernelStopped(Message):
-    """Answer to ``StopKernel``."""
+    """Answer to ``StopKernel``. sandbox_unsafe: as in ``Finished``."""
 
     request: Id
     existed: bool
+    sandbox_unsafe: bool = False
 
 
 FromSandbox = Hello | Preparing | Started | Progress | Finished | Refused | KernelGone | KernelStopped

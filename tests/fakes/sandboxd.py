@@ -78,7 +78,7 @@ async def until_cancelled(peer: Peer, message: Execute) -> None:
 
 class Sandboxd:
     """See the module. began: executions that arrived, by their code, in order. frozen: it
-    says hello and never reads."""
+    says hello and never reads. stops_in_part: something of each kernel is left when it is stopped."""
 
     def __init__(self) -> None:
         self.script: dict[str, Script] = {}
@@ -86,6 +86,7 @@ class Sandboxd:
         self.peers: list[Peer] = []
         self.hello: Callable[[Peer], Awaitable[None]] = self._hello
         self.frozen = False
+        self.stops_in_part = False
         self.arrived = asyncio.Event()
 
     async def wait_for(self, code: str, times: int = 1) -> None:
@@ -128,7 +129,8 @@ class Sandboxd:
                 peer.kernels.discard(name)  # after a restart too: what first runs in a kernel is told "new"
                 for event in peer.cancelled.values():
                     event.set()
-                peer.send(KernelStopped(request=message.request, existed=existed))
+                unsafe = self.stops_in_part
+                peer.send(KernelStopped(request=message.request, existed=existed, sandbox_unsafe=unsafe))
 
     async def _hello(self, peer: Peer) -> None:
         peer.send(Hello(version=VERSION, kernels=["python"], stateless=["python", "bash", "node"]))

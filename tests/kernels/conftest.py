@@ -104,6 +104,11 @@ class Sandbox:
             self._told.clear()
             await self._told.wait()
 
+    async def until_sent(self, message: FromSandbox) -> None:
+        while message not in self.sent:
+            self._told.clear()
+            await self._told.wait()
+
     def told(self, kind: type) -> list[FromSandbox]:
         return [message for message in self.sent if isinstance(message, kind)]
 

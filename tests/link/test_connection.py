@@ -274,7 +274,7 @@ async def test_kernels_that_stop(pair: Pair) -> None:
     await pair.send(
         KernelStopped(request=message.request, existed=True), KernelStopped(request=message.request, existed=True)
     )
-    assert await stopping is True
+    assert (await stopping).existed
     with pytest.raises(LinkTimeout):
         await pair.connection.stop_kernel("python", "c", restart=False, within_s=0.01)
     waiting = loop.create_task(pair.connection.stop_kernel("python", "c", restart=False, within_s=60))
