@@ -46,6 +46,7 @@ def tenant_environment(
         "TZ": "UTC",
         "PATH": f"{local}/bin:{venv}/bin:/usr/local/bin:/usr/bin:/bin",
         "TMPDIR": "/tmp",  # noqa: S108 - private to each sandbox
+        "PYTHONUNBUFFERED": "1",  # what was printed before a timeout is in the answer
         "PYTHONUSERBASE": str(local),
         "PIP_USER": "1",
         "PIP_BREAK_SYSTEM_PACKAGES": "1",

@@ -123,21 +123,24 @@ _baseline = _Baseline()
 
 def _open_streams() -> None:
     """Make sys.stdin, stdout and stderr anew, as the interpreter does at its start for what is no terminal."""
+    buffered = not os.environ.get("PYTHONUNBUFFERED")
     for name, descriptor, mode in (("stdin", 0, "rb"), ("stdout", 1, "wb"), ("stderr", 2, "wb")):
-        stream = _stream(name, descriptor, mode)
+        stream = _stream(name, descriptor, mode, buffered=buffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
 
-def _stream(name: str, descriptor: int, mode: str) -> TextIO:
-    buffer: Any = open(descriptor, mode, closefd=False)  # noqa: SIM115 - lives as long as the process
-    buffer.raw.name = f"<{name}>"
+def _stream(name: str, descriptor: int, mode: str, *, buffered: bool) -> TextIO:
+    size = -1 if buffered or mode == "rb" else 0
+    buffer: Any = open(descriptor, mode, size, closefd=False)  # noqa: SIM115 - lives as long as the process
+    getattr(buffer, "raw", buffer).name = f"<{name}>"
     stream: Any = io.TextIOWrapper(
         buffer,
         encoding=_baseline.encoding,
         errors=_baseline.errors[name],
         newline="\n",
-        line_buffering=name == "stderr",
+        line_buffering=buffered and name == "stderr",
+        write_through=not buffered,
     )
     stream.mode = mode[0]
     return stream  # type: ignore[no-any-return]

@@ -22,7 +22,7 @@ NAMES = ("python", "node", "bash")
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_TUNABLES")
 """Variables with these beginnings act on an interpreter while it starts, so a fork would be too late for them."""
 
-_KNOWN_AT_START = {"PYTHONUSERBASE", "LANG", "LC_ALL"}
+_KNOWN_AT_START = {"PYTHONUNBUFFERED", "PYTHONUSERBASE", "LANG", "LC_ALL"}
 """Of these the environment of every sandbox has some, and forks honour them: the locale is UTF-8 in both."""
 
 _PYTHON_WITH_STDIN = (

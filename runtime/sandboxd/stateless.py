@@ -3,8 +3,9 @@
 The fork leaves all frames of ours by raising ``Unwind``: the interpreter then calls ``sys.excepthook`` with an empty stack,
 and the program is run from there. What ``python -`` does around a program (``pythonrun.c``, ``main.c``) is done here.
 
-What differs, knowingly: modules of the standard library are loaded already, and all runs of a sandbox hash strings
-alike. The one frame of ours below the program's passes for one of the import system, which ``warnings`` skips.
+What differs, knowingly: modules of the standard library are loaded already, all runs of a sandbox hash strings alike, and
+``sys.flags.unbuffered`` is 0 even where ``PYTHONUNBUFFERED`` is set and acts. The one frame of ours below the program's
+passes for one of the import system, which ``warnings`` skips.
 """
 
 from __future__ import annotations

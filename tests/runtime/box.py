@@ -9,7 +9,7 @@ import struct
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,12 @@ _BOOT_ENVIRONMENT = {
 
 
 class Box:
-    """A running sandbox without walls. ``mark`` stands in the environment of each of its processes."""
+    """A running sandbox without walls. ``mark`` stands in the environment of each of its processes.
 
-    def __init__(self, root: Path, **config: Any) -> None:
+    variables: in addition, of its programs' environment. config: other than usual.
+    """
+
+    def __init__(self, root: Path, variables: Mapping[str, str] | None = None, **config: Any) -> None:
         self.mark = f"CELLBOX_TEST_MARK={uuid.uuid4().hex}"
         self.workspace, self.user = root / "workspace", root / "user"
         for directory in (self.workspace, self.user, root / "run"):
@@ -48,6 +51,7 @@ class Box:
             "PATH": ":".join(map(str, [VENV / "bin", *_NODE, "/usr/bin", "/bin"])),
             "PYTHONUSERBASE": str(self.user / ".local"),
             "TZ": "UTC",
+            **(variables or {}),
             **dict([self.mark.split("=")]),
         }
         settings: dict[str, Any] = {
@@ -156,9 +160,9 @@ class Box:
 
 
 @contextlib.contextmanager
-def box(root: Path, **config: Any) -> Iterator[Box]:
+def box(root: Path, variables: Mapping[str, str] | None = None, **config: Any) -> Iterator[Box]:
     """Yield a box, closed afterwards; fails if a process of it is left."""
-    opened = Box(root, **config)
+    opened = Box(root, variables, **config)
     try:
         yield opened
     finally:

@@ -239,9 +239,30 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def unbuffered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    with box(tmp_path_factory.mktemp("unbuffered"), {"PYTHONUNBUFFERED": "1"}) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_a_run_is_as_python_reading_standard_input(sandbox: Box, name: str) -> None:
-    code = SNIPPETS[name]
+    _compare(sandbox, SNIPPETS[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["streams", "print", "two streams", "os._exit", "killed", "fork", "surrogate in print"]
+)
+def test_a_run_is_as_python_without_buffers(unbuffered: Box, name: str) -> None:
+    _compare(unbuffered, SNIPPETS[name])
+
+
+def test_what_was_printed_before_a_timeout_is_there(unbuffered: Box) -> None:
+    code = "print('so far')\nimport time\ntime.sleep(60)"
+    assert unbuffered.run(code, timeout_s=0.3).outcome.stdout == "so far\n"
+
+
+def _compare(sandbox: Box, code: str) -> None:
     here = sandbox.run(code).outcome
     _empty(sandbox.workspace)
     real = subprocess.run(
