@@ -1,7 +1,8 @@
 """Removing a directory that hostile code has filled.
 
 Promises: nothing outside the directory is touched, whatever links are in it and whoever still writes to it; depth, modes and
-numbers do not matter; two descriptors at a time are enough; the passes are bounded, and what is left after them is said.
+numbers do not matter; two descriptors at a time are enough; the passes and their time are bounded, and what is left after them
+is said.
 Leaves to root.py: moving the directory out of reach first. Blocks: call it in a thread.
 """
 
@@ -10,29 +11,33 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from itertools import count
 
 MAX_PASSES = 20
 """Over one directory, which somebody may be filling while we empty it."""
 
+WITHIN_S = 300.0
+"""For one call. A pass over a directory that is filled as fast as it is emptied would have no end."""
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def empty(trash: int) -> bool:
+def empty(trash: int, *, within_s: float = WITHIN_S) -> bool:
     """Remove everything in the service-owned directory open as ``trash``; whether it is empty now.
 
-    Directories found deeper are first moved up into ``trash``, so nothing ever has to descend.
+    Stops after ``within_s`` seconds. Directories found deeper are first moved up into ``trash``, so nothing ever has to descend.
     """
-    numbers = count()
+    numbers, deadline = count(), time.monotonic() + within_s
     for _ in range(MAX_PASSES):
         names = os.listdir(trash)
         if not names:
             return True
         done = 0
-        while names:
+        while names and time.monotonic() < deadline:
             name = names.pop()
             with contextlib.suppress(OSError):
-                _remove(trash, name, names, numbers)
+                _remove(trash, name, names, numbers, deadline)
                 done += 1
         if not done:
             return False
@@ -50,7 +55,7 @@ def make_usable(parent: int, name: str) -> None:
         os.close(handle)
 
 
-def _remove(trash: int, name: str, names: list[str], numbers: count[int]) -> None:
+def _remove(trash: int, name: str, names: list[str], numbers: count[int], deadline: float) -> None:
     """Remove one entry of ``trash``, adding to ``names`` what was moved up out of it."""
     if not stat.S_ISDIR(os.stat(name, dir_fd=trash, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=trash)
@@ -61,6 +66,8 @@ def _remove(trash: int, name: str, names: list[str], numbers: count[int]) -> Non
         for _ in range(MAX_PASSES):
             with os.scandir(directory) as entries:
                 for entry in entries:
+                    if time.monotonic() > deadline:
+                        break
                     with contextlib.suppress(OSError):
                         _take_out(trash, directory, entry.name, names, numbers)
             with contextlib.suppress(OSError):

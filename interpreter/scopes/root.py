@@ -12,6 +12,7 @@ Leaves to its owner: that no sandbox uses what is purged. Blocks (all but ``run_
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -102,13 +103,14 @@ class DataRoot:
         with self._mutex:
             self._claim(key.scope)
             uid, gid = self._owner(key.scope)
-            with _open(self.path) as root, _made(root, key.scope) as scope:
-                with _made(scope, ".staging"), _made(scope, "workspace") as workspace:
-                    _give(workspace, uid, gid)
-                with _made(scope, "sessions") as sessions:
-                    if key.session is not None:
-                        with _made(sessions, key.session) as session:
-                            _give(session, uid, gid)
+        # Without the mutex: a takeover may go over millions of files, and the sandboxes of others start meanwhile.
+        with _open(self.path) as root, _made(root, key.scope) as scope:
+            with _made(scope, ".staging"), _made(scope, "workspace") as workspace:
+                _give(workspace, uid, gid)
+            with _made(scope, "sessions") as sessions:
+                if key.session is not None:
+                    with _made(sessions, key.session) as session:
+                        _give(session, uid, gid)
         user = self.path / key.scope / "workspace"
         workspace_path = user if key.session is None else self.path / key.scope / "sessions" / key.session
         return Place(workspace_path, user, uid, gid)
@@ -182,10 +184,7 @@ class DataRoot:
             uid = max(self.ids.base, max(self._uids.values(), default=0) + 1)
             if uid > _HIGHEST_UID:
                 raise OSError("no uid is left")
-            with (self.path / ".uids").open("a") as file:
-                file.write(f"{scope} {uid}\n")
-                file.flush()
-                os.fsync(file.fileno())
+            _append_durably(self.path / ".uids", f"{scope} {uid}\n")
             self._uids[scope] = uid
         return uid, uid if self.ids.gid is None else self.ids.gid
 
@@ -250,3 +249,19 @@ def _write_durably(file: Path, text: str) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     part.replace(file)
+def _append_durably(file: Path, line: str) -> None:
+    """Append a whole line or nothing: half a line would make one with the next."""
+    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(handle).st_size
+        try:
+            if os.write(handle, line.encode()) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)
+
+

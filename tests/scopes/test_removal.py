@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +15,10 @@ import pytest
 from interpreter.scopes.removal import empty
 
 
-def _empty(path: Path) -> bool:
+def _empty(path: Path, *, within_s: float = 60) -> bool:
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return empty(handle)
+        return empty(handle, within_s=within_s)
     finally:
         os.close(handle)
 
@@ -85,10 +89,31 @@ def test_a_writer_that_goes_on_does_not_keep_it_for_ever(trash: Path) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
+    began = time.monotonic()
     try:
-        _empty(trash)
+        _empty(trash, within_s=0.5)
+        assert time.monotonic() - began < 10
     finally:
         stop.set()
         writer.join()
         os.close(directory)
+    assert _empty(trash)
+
+
+def test_a_directory_that_never_ends_is_left_when_the_time_is_over(
+    trash: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trash / "a").mkdir()
+    (trash / "a" / "b").touch()
+    real = os.scandir
+
+    @contextlib.contextmanager
+    def endless(directory: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with real(directory) as entries:
+            yield itertools.cycle(list(entries))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", endless)
+        patch.setattr(os, "rmdir", lambda *_arguments, **_named: os.stat("/nonexistent"))
+        assert not _empty(trash, within_s=0.1)
     assert _empty(trash)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,45 @@ def test_a_spoilt_memory_of_uids_stops_the_start(root: DataRoot) -> None:
 
 @as_root
 def test_data_of_another_uid_is_taken_over_without_following_links(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+def test_a_uid_that_could_not_be_written_down_leaves_no_half_line(
+    root: DataRoot, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    root.ids = Ids(own=False, base=300_000)
+    assert root._owner("a") == (300_000, 300_000)
+    whole = os.write
+
+    def full(*_arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails, full if fails == "fsync" else lambda handle, data: whole(handle, data[:4]))
+        with pytest.raises(OSError, match="No space left"):
+            root._owner("b")
+    assert (root.path / ".uids").read_text() == "a 300000\n"
+    assert root._owner("c") == (300_001, 300_001)
+    assert root._read_uids() == {"a": 300_000, "c": 300_001}
+
+
+def test_a_takeover_holds_up_nobody_else(root: DataRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    going, go_on = threading.Event(), threading.Event()
+
+    def slow(_directory: int, _uid: int | None, _gid: int | None) -> None:
+        if threading.current_thread() is taking:
+            going.set()
+            go_on.wait(30)
+
+    monkeypatch.setattr("interpreter.scopes.root._give", slow)
+    taking = threading.Thread(target=root.prepare, args=(Key("a", "s"),))
+    taking.start()
+    try:
+        assert going.wait(10)
+        assert root.prepare(Key("b", None)).workspace == root.path / "b" / "workspace"
+    finally:
+        go_on.set()
+        taking.join()
+
+
     outside = tmp_path / "outside"
     outside.write_text("x")
     root = DataRoot(tmp_path / "data", Ids(own=False, uid=4242))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -27,7 +28,7 @@ from interpreter.errors import (
     UnknownLanguage,
 )
 from interpreter.sandboxes import reaper
-from interpreter.scopes.root import DataRootLocked
+from interpreter.scopes.root import DataRoot, DataRootLocked
 from interpreter.service import Interpreter, ServiceConfig
 from tests.fakes.sandboxd import Peer, never, until_cancelled
 from tests.service.conftest import House
@@ -423,6 +424,31 @@ async def test_an_exec_that_meets_a_delete_runs_in_a_fresh_sandbox(house: House)
     assert (answer.status, answer.state, answer.generation) == ("ok", "new", 1)
     assert removed == {"removed": 1, "purged": True}
     assert len(house.backend.started) == 2
+
+
+async def test_many_purges_at_once_take_one_thread(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep may take minutes; the pool of threads is what sandboxes that start need as well."""
+    sweeping, go_on = 0, threading.Event()
+
+    def sweep() -> bool:
+        nonlocal sweeping
+        sweeping += 1
+        return go_on.wait(30)
+
+    monkeypatch.setattr(DataRoot, "sweep", lambda _root: sweep())
+    purges = [
+        asyncio.get_running_loop().create_task(house.service.remove_scope(f"s{number}", purge=True))
+        for number in range(50)
+    ]
+    try:
+        async with asyncio.timeout(10):
+            assert (await house.exec("a")).stdout == "a"
+        assert sweeping == 1
+    finally:
+        go_on.set()
+    for purge in purges:
+        assert (await purge) == {"removed": 0, "purged": True}
+    assert sweeping == 50
 
 
 async def test_purge_takes_data_results_and_generations(house: House) -> None:
