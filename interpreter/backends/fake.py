@@ -47,6 +47,8 @@ class FakeSandbox(Sandbox):
         self._exit: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
         self._last = Stats(memory_bytes=0, oom_kills=0, processes=0)
         self._task = backend.tasks.start(self._run(), name=f"fake sandbox {spec.id}")
+        # Also of a task that is cancelled before its first step, which runs nothing of it.
+        self._task.add_done_callback(lambda _task: backend.running.pop(spec.id, None))
 
     async def stop(self) -> None:
         """Cancel the task and wait until it has ended."""
@@ -76,7 +78,6 @@ class FakeSandbox(Sandbox):
         try:
             status = await self._backend.boot(self.spec)
         finally:
-            self._backend.running.pop(self.id, None)
             if not self._exit.done():
                 self._exit.set_result(SandboxExit(status))
 
