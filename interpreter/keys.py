@@ -16,7 +16,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def check_name(field: str, value: str) -> str:
     """Return ``value`` if it may name a scope, session, context or execution; InvalidRequest naming ``field`` if not."""
     if NAME.fullmatch(value) is None:
-        raise InvalidRequest(f"{field} must be 1 to 64 of the characters A-Z a-z 0-9 _ -")
+        raise InvalidRequest(f"{field} must be 1 to 64 letters (A-Z, a-z), digits, '_' or '-'.")
     return value
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
-NAME_RULE = "must be 1 to 64 of the characters A-Z a-z 0-9 _ -"
+NAME_RULE = "must be 1 to 64 letters (A-Z, a-z), digits, '_' or '-'"
 MAX_BODY_BYTES = 32 * 2**20
 MAX_ENV_BYTES = 64 * 2**10
 MAX_PATH_BYTES = 4096

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from sandboxd.protocol import Outcome, Reason, Refused
+from sandboxd.protocol import Finished, Outcome, Reason, Refused
 
 from interpreter import languages
 from interpreter.errors import (
@@ -23,6 +23,7 @@ from interpreter.errors import (
     KernelStartFailed,
     QueueTimeout,
     RunStartFailed,
+    SandboxStartFailed,
     ServiceError,
     UnknownLanguage,
     UnsupportedField,
@@ -32,6 +33,7 @@ from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answ
 from interpreter.executions.run import How, Run, RunConfig, Work, milliseconds
 from interpreter.executions.store import Store
 from interpreter.keys import KernelKey, Key
+from interpreter.link.errors import LinkNotSent
 from interpreter.sandboxes.kernels import Kernels, Told
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager
@@ -39,6 +41,9 @@ from interpreter.sandboxes.table import Table
 from interpreter.tasks import Tasks
 
 log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Sandboxes that are tried for an execution that provably none of them has read."""
 
 
 class Runner:
@@ -152,14 +157,11 @@ class Runner:
         request, began = work.execution.request, self._clock()
         await self._wait_for_turn(work, began + request.queue_timeout_s)
         turn = self._clock()
-        live = None if work.how else await self._sandbox(work)
-        if live is None:
+        live, run, finished = await self._run(work)
+        if live is None or run is None or finished is None:
             reason: Reason | None = None if work.how == "cancel" else work.how
             timing = Timing(queued_ms=milliseconds(turn - began), started_ms=milliseconds(self._clock() - turn))
             return answer(work.execution.id, request, ended(request, "cancelled", reason=reason), Life(), timing)
-        work.execution.running()
-        run = Run(work, live, self._config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock)
-        finished = await run.finished()
         if isinstance(finished, Refused):
             raise _refused(request, finished, live)
         outcome = finished.outcome
@@ -176,6 +178,24 @@ class Runner:
             return await asyncio.to_thread(answer, work.execution.id, request, outcome, life, timing)
         return answer(work.execution.id, request, outcome, life, timing)
 
+    async def _run(self, work: Work) -> tuple[Live, Run, Finished | Refused] | tuple[None, None, None]:
+        """Run it in a working sandbox; nothing is returned where it is to end before that. Raises ServiceError.
+
+        A sandbox that ended before it could know of the execution is no answer to it: a fresh one is, a few times.
+        """
+        for attempt in range(ATTEMPTS):
+            live = None if work.how else await self._sandbox(work)
+            if live is None:
+                return None, None, None
+            if not attempt:
+                work.execution.running()
+            run = Run(work, live, self._config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock)
+            try:
+                return live, run, await run.finished()
+            except LinkNotSent:
+                log.info("a sandbox ended before it was told of an execution", extra={"sandbox": live.row.id})
+        raise SandboxStartFailed("Sandboxes end as soon as they have started; nothing has run.", retry_after_s=1.0)
+
     async def _wait_for_turn(self, work: Work, until: float) -> None:
         try:
             async with asyncio.timeout(until - self._clock()):
@@ -190,7 +210,7 @@ class Runner:
     async def _sandbox(self, work: Work) -> Live | None:
         """Return a working sandbox, or None once the execution is to end. Raises ServiceError."""
         live = self._manager.get(work.execution.request.key)
-        if live is not None and live.started.done() and not live.over.is_set():
+        if live is not None and live.started.done() and live.usable:
             return live
         ready = asyncio.get_running_loop().create_task(self._manager.ready(work.execution.request.key), name="ready")
         ready.add_done_callback(lambda _task: work.nudge.set())
@@ -241,7 +261,8 @@ def _refused(request: ExecRequest, refused: Refused, live: Live) -> ServiceError
             hello = live.hello
             there = [] if hello is None else hello.kernels if request.stateful else hello.stateless
             # What the sandbox says goes through the same rule as what callers say.
-            return UnknownLanguage(f"There is no language {request.language!r}; there are {languages.listed(there)}.")
+            found, how = languages.listed(there), "stateful " if request.stateful else ""
+            return UnknownLanguage(f"There is no {how}language {request.language!r} here; there are {found}.")
 
 
 def _fields(execution: Execution, result: Answer | ServiceError) -> dict[str, object]:
