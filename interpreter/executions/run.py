@@ -16,7 +16,7 @@ from interpreter.errors import KernelStartFailed
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import ExecRequest, ended
 from interpreter.link.connection import Pending
-from interpreter.link.errors import LinkClosed
+from interpreter.link.errors import LinkClosed, LinkNotSent
 from interpreter.sandboxes.live import Live
 from interpreter.tasks import Tasks
 
@@ -76,12 +76,14 @@ class Run:
         self._mark = live.oom_mark()
 
     async def finished(self) -> Finished | Refused:
-        """Return how it ended, told by the sandbox or decided by us."""
+        """Return how it ended, told by the sandbox or decided by us. Raises LinkNotSent: the sandbox knows nothing of it."""
         request, connection = self._work.execution.request, self._live.connection
         try:
             # A sandboxd that the tenant has frozen takes no long frame, and the answer is due all the same.
             async with asyncio.timeout(request.timeout_s + self._config.grace_s + MARGIN_S):
                 pending = await connection.execute(_execute(self._link_id, request, self._config))
+        except LinkNotSent:
+            raise
         except LinkClosed:
             return await self._sandbox_gone("", "")
         except TimeoutError:

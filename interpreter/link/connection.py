@@ -43,7 +43,7 @@ from sandboxd.protocol import (
 )
 
 from interpreter.link.budget import Budget
-from interpreter.link.errors import LinkClosed, LinkTimeout
+from interpreter.link.errors import LinkClosed, LinkNotSent, LinkTimeout
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Connection:
             self.close()
 
     async def execute(self, message: Execute) -> Pending:
-        """Send ``message`` and return what becomes of it. Raises LinkClosed. ``forget`` it when nobody waits any more."""
+        """Send ``message`` and return what becomes of it. Raises as ``send``. ``forget`` it when nobody waits any more."""
         if message.id in self._executions:
             raise ValueError("this execution is already on the link")
         pending = Pending(message.limits.text)
@@ -205,14 +205,22 @@ class Connection:
             self._stops.pop(request, None)
 
     async def send(self, message: ToSandbox) -> None:
-        """Send one message, after those before it. Raises LinkClosed. Cancelling sends all of a frame or none of it."""
+        """Send one message, after those before it. Cancelling sends all of a frame or none of it.
+
+        Raises LinkNotSent where nothing of it has left us, else LinkClosed.
+        """
         frame = encode(message)
         async with self._sending:
             if self._closed:
-                raise LinkClosed("the link has ended")
+                raise LinkNotSent("the link has ended")
+            self._writer.write(frame)
+            if self._writer.transport.is_closing():
+                # It was not before. A transport writes at once what it can, and ends itself where that fails: the
+                # kernel has taken none of it, since the peer has closed its end.
+                self.close()
+                raise LinkNotSent("the link has ended")
             try:
                 async with asyncio.timeout(self._limits.write_s):
-                    self._writer.write(frame)
                     await self._writer.drain()
             except (TimeoutError, OSError) as error:
                 self.close()

@@ -13,3 +13,7 @@ class LinkTimeout(LinkError):
 
 class LinkClosed(LinkError):
     """The connection has ended, by whichever end."""
+
+
+class LinkNotSent(LinkClosed):
+    """The connection had ended before any byte of this message left us: the other end has provably read nothing of it."""

@@ -48,6 +48,11 @@ class Live:
             raise LinkClosed("there is no link yet")
         return self._connection
 
+    @property
+    def usable(self) -> bool:
+        """Whether it can take work now, as far as is known."""
+        return self._connection is not None and not (self._connection.ended.is_set() or self.over.is_set())
+
     def connected(self, connection: Connection, hello: Hello) -> None:
         """Take the link, once."""
         self._connection, self.hello = connection, hello

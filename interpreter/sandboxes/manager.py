@@ -93,8 +93,9 @@ class Manager:
                 await asyncio.shield(live.started)
             except SandboxStopped:
                 continue
-            if not live.over.is_set():
+            if live.usable:
                 return live
+            await live.over.wait()  # Its link has ended; in a moment it is known why, and it is nobody's any more.
 
     def stop(self, live: Live, reason: Reason) -> None:
         """Begin to end ``live``: from this call on it is nobody's sandbox, and what runs in it learns ``reason``."""

@@ -35,7 +35,7 @@ from sandboxd.protocol import (
 
 from interpreter.link.budget import Budget
 from interpreter.link.connection import MAX_DROPPED, Connection, LinkLimits
-from interpreter.link.errors import LinkClosed, LinkTimeout
+from interpreter.link.errors import LinkClosed, LinkNotSent, LinkTimeout
 from tests.link.conftest import Pair
 
 OK = Outcome(status="ok", exit_code=0, run_ms=1)
@@ -313,3 +313,32 @@ async def test_a_hello_that_does_not_come() -> None:
     assert (await connection.hello(within_s=5)).kernels == ["python"]
     await connection.wait_closed()
     theirs.close()
+
+
+async def test_what_a_peer_that_is_gone_cannot_have_read_is_told_apart(pair: Pair) -> None:
+    pair.peer.close()
+    with pytest.raises(LinkNotSent):
+        await pair.execute("written into a closed socket, before anybody noticed")
+    with pytest.raises(LinkNotSent):
+        await pair.execute("after the end")
+
+
+async def test_what_a_peer_may_have_read_is_no_such_thing(pair: Pair) -> None:
+    pending = await pair.execute("taken by the socket, and not read")
+    pair.peer.close()
+    with pytest.raises(LinkClosed) as ended:
+        await pending.end
+    assert not isinstance(ended.value, LinkNotSent)
+
+
+async def test_half_a_frame_may_have_been_read(make_pair: Any) -> None:
+    pair = await make_pair(write_s=30)
+    large = Execute(
+        id="x", language="python", code="x" * 4_000_000, timeout_s=1, grace_s=1, limits=OutputLimits(1, 1, 1)
+    )
+    sending = asyncio.get_running_loop().create_task(pair.connection.send(large))
+    await asyncio.get_running_loop().sock_recv(pair.peer, 1000)
+    pair.peer.close()
+    with pytest.raises(LinkClosed) as ended:
+        await sending
+    assert not isinstance(ended.value, LinkNotSent)

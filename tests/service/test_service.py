@@ -27,6 +27,8 @@ from interpreter.errors import (
     TooManySessions,
     UnknownLanguage,
 )
+from interpreter.executions.run import Run
+from interpreter.link.errors import LinkNotSent
 from interpreter.sandboxes import reaper
 from interpreter.scopes.root import DataRoot, DataRootLocked
 from interpreter.service import Interpreter, ServiceConfig
@@ -283,6 +285,31 @@ async def test_death_of_the_process(house: House, status: int | None, oom: bool,
     answer = await house.service.settle(running)
     assert (answer.status, answer.reason) == ("died", reason)
     assert (await house.exec("a")).stdout == "a"
+
+
+@pytest.mark.parametrize("moment", range(12))
+async def test_a_call_that_a_dead_sandbox_never_read_is_served_by_a_fresh_one(house: House, moment: int) -> None:
+    await house.exec("a")
+    house.sandboxd.peers[0].writer.transport.abort()
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    after = await house.exec("b")
+    assert (after.status, after.stdout, after.state, after.reason) == ("ok", "b", "lost", "crash")
+    assert house.sandboxd.began == ["a", "b"]
+    assert (await house.exec("c")).state == "kept"
+
+
+async def test_sandboxes_that_never_read_are_given_up_after_a_few(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unread(_run: Run) -> Finished:
+        raise LinkNotSent("gone")
+
+    monkeypatch.setattr(Run, "finished", unread)
+    execution = house.submit("a")
+    with pytest.raises(SandboxStartFailed, match="nothing has run"):
+        await house.service.settle(execution)
+    assert [event["type"] for event in execution.events.after()] == ["started", "finished"]
 
 
 @pytest.mark.parametrize("stateful", [True, False])
