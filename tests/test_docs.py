@@ -131,11 +131,13 @@ def json_values(text: str) -> list[Any]:
 
 
 def is_within(shown: Any, answer: Any) -> bool:
-    """Whether ``answer`` has all that is shown; it may have more fields."""
+    """Whether ``answer`` has all that is shown; it may have more fields, and a text goes on where ``…`` stands."""
     if isinstance(shown, dict):
         return isinstance(answer, dict) and all(is_within(value, answer.get(key)) for key, value in shown.items())
     if isinstance(shown, list) and isinstance(answer, list):
         return len(shown) == len(answer) and all(map(is_within, shown, answer))
+    if isinstance(shown, str) and shown.endswith("…"):
+        return isinstance(answer, str) and answer.startswith(shown[:-1])
     return bool(shown == answer)
 
 
