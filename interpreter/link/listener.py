@@ -17,6 +17,9 @@ from sandboxd.protocol import LINK_SOCKET
 
 from interpreter.link.errors import LinkTimeout
 
+_LONGEST = 103
+"""Bytes of a path that a socket can have on every system."""
+
 
 class Listener:
     """Listens in ``directory`` from its making on. uid, gid: who may connect besides the service itself."""
@@ -26,7 +29,7 @@ class Listener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
-            self._socket.bind(str(self._path))
+            _bind(self._socket, self._path)
             os.chmod(self._path, 0o600)
             if uid is not None:
                 os.chown(self._path, uid, -1 if gid is None else gid, follow_symlinks=False)
@@ -51,3 +54,15 @@ class Listener:
         self._socket.close()
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
+
+
+def _bind(listening: socket.socket, path: Path) -> None:
+    """Bind to ``path``, however long it is."""
+    if len(os.fsencode(path)) <= _LONGEST:
+        listening.bind(str(path))
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listening.bind(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)

@@ -126,6 +126,13 @@ class DataRoot:
         """Remove the link directory of a sandbox, if it is there."""
         shutil.rmtree(self.path / ".run" / sandbox, ignore_errors=True)
 
+    def drop_run_dirs(self) -> None:
+        """Remove the link directories of an earlier service. To be called when none of its sandboxes is left."""
+        with os.scandir(self.path / ".run") as entries:
+            left = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+
     def purge_session(self, key: Key) -> bool:
         """Move the directory of a session out of reach; whether there was one. ``sweep`` then removes it."""
         with self._mutex:
@@ -242,13 +249,6 @@ def _give(directory: int, uid: int | None, gid: int | None) -> None:
         take_over(directory, uid, gid)
 
 
-def _write_durably(file: Path, text: str) -> None:
-    part = file.with_suffix(".part")
-    with part.open("w") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    part.replace(file)
 def _append_durably(file: Path, line: str) -> None:
     """Append a whole line or nothing: half a line would make one with the next."""
     handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -265,3 +265,10 @@ def _append_durably(file: Path, line: str) -> None:
         os.close(handle)
 
 
+def _write_durably(file: Path, text: str) -> None:
+    part = file.with_suffix(".part")
+    with part.open("w") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    part.replace(file)

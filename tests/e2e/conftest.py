@@ -129,13 +129,13 @@ def running(root: Path, **settings: str) -> Iterator[Cellbox]:
     assert "Traceback" not in log.read_text(), log.read_text()
 
 
-def _bubblewrap_is_there() -> bool:
+def bubblewrap_is_there() -> bool:
     return shutil.which("bwrap") is not None and os.geteuid() == 0
 
 
 @pytest.fixture(scope="module")
 def cellbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cellbox]:
-    if not _bubblewrap_is_there():
+    if not bubblewrap_is_there():
         pytest.skip("needs root and bubblewrap: apt-get install bubblewrap")
     with running(tmp_path_factory.mktemp("cellbox")) as service:
         yield service
@@ -143,7 +143,7 @@ def cellbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cellbox]:
 
 @pytest.fixture
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cellbox]]:
-    if not _bubblewrap_is_there():
+    if not bubblewrap_is_there():
         pytest.skip("needs root and bubblewrap: apt-get install bubblewrap")
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(running(tmp_path_factory.mktemp("cellbox"), **settings))

@@ -69,3 +69,16 @@ async def test_a_name_that_is_taken_is_not_used_and_nothing_leaks(tmp_path: Path
     (tmp_path / LINK_SOCKET).symlink_to("/nowhere")
     with pytest.raises(OSError, match="in use"):
         Listener(tmp_path)
+
+
+async def test_the_directory_may_have_a_long_path(tmp_path: Path) -> None:
+    directory = tmp_path / ("x" * 200)
+    directory.mkdir()
+    listener = Listener(directory)
+    short = tmp_path / "short"
+    short.symlink_to(directory)
+    made = dial(short)
+    accepted = await listener.accept(within_s=5)
+    assert os.listdir(directory) == []
+    made.close()
+    accepted.close()

@@ -35,6 +35,15 @@ def test_a_second_service_is_told_the_first_ones_pid(root: DataRoot) -> None:
     again.close()
 
 
+def test_link_directories_of_an_earlier_service_are_removed(root: DataRoot) -> None:
+    left = root.run_dir(SandboxId("0123456789abcdef"))
+    (left / "link.sock").touch()
+    state = root.path / ".run" / "0123456789abcdef.sandbox"
+    state.touch()
+    root.drop_run_dirs()
+    assert list((root.path / ".run").iterdir()) == [state], "what the backend keeps there is the backend's"
+
+
 def test_layout(root: DataRoot) -> None:
     place = root.prepare(Key("u1", "chat"))
     assert place.workspace == root.path / "u1" / "sessions" / "chat"
@@ -93,15 +102,6 @@ def test_each_scope_has_a_uid_of_its_own_for_ever(tmp_path: Path) -> None:
     assert (root.path / ".uids").read_text() == "a 300000\nb 300001\nc 300002\n"
 
 
-def test_a_spoilt_memory_of_uids_stops_the_start(root: DataRoot) -> None:
-    root.close()
-    (root.path / ".uids").write_text("../x 0\n")
-    with pytest.raises(DataRootError, match="not ours"):
-        root.open()
-
-
-@as_root
-def test_data_of_another_uid_is_taken_over_without_following_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fails", ["write", "fsync"])
 def test_a_uid_that_could_not_be_written_down_leaves_no_half_line(
     root: DataRoot, monkeypatch: pytest.MonkeyPatch, fails: str
@@ -141,6 +141,15 @@ def test_a_takeover_holds_up_nobody_else(root: DataRoot, monkeypatch: pytest.Mon
         taking.join()
 
 
+def test_a_spoilt_memory_of_uids_stops_the_start(root: DataRoot) -> None:
+    root.close()
+    (root.path / ".uids").write_text("../x 0\n")
+    with pytest.raises(DataRootError, match="not ours"):
+        root.open()
+
+
+@as_root
+def test_data_of_another_uid_is_taken_over_without_following_links(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("x")
     root = DataRoot(tmp_path / "data", Ids(own=False, uid=4242))

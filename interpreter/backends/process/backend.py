@@ -117,9 +117,10 @@ class ProcessBackend(Backend):
         mark = self._prefix + spec.id
         # In the system's own place, since paths of sockets are short.
         private = Path(tempfile.mkdtemp(prefix="cellbox-"))
+        (private / "link").symlink_to(spec.link_dir)
         environment = tenant_environment(user=spec.user, venv=self._environment.venv, cpus=spec.limits.cpus)
         config = encode_config(
-            link=str(spec.link_dir / LINK_SOCKET),
+            link=str(private / "link" / LINK_SOCKET),
             workspace=str(spec.workspace),
             user=str(spec.user),
             kernels=str(environments.kernels()),
