@@ -32,7 +32,12 @@ def restore() -> None:
     site.ENABLE_USER_SITE = True
     if os.path.isdir(user):
         before = sys.path.copy()
-        site.addsitedir(user, set(before))
+        try:
+            site.addsitedir(user, set(before))
+        except Exception:  # noqa: BLE001 - a file of theirs is broken: a fresh interpreter says so too, and ends
+            import traceback  # noqa: PLC0415 - what is imported with this module counts as there in every program
+
+            traceback.print_exc()
         added = [entry for entry in sys.path if entry not in before]
         place = next((index for index, entry in enumerate(before) if entry.endswith("-packages")), len(before))
         sys.path[:] = [*before[:place], *added, *before[place:]]

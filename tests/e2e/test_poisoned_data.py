@@ -33,6 +33,17 @@ def test_the_next_sandbox_works(cellbox, scope, commands, session):
         assert cellbox.cell("print(3)", scope=scope, session=session)["stdout"] == "3\n"
 
 
+def test_a_broken_path_file_among_the_users_packages_is_told(cellbox, scope):
+    """It ends a fresh interpreter before its first line; a run or a kernel says the same, and works."""
+    write = "import os, site\nos.makedirs(site.getusersitepackages())\n"
+    write += "open(site.getusersitepackages() + '/x.pth', 'wb').write(b'\\xff')"
+    assert cellbox.exec(write, scope=scope)["status"] == "ok"
+    run = cellbox.exec("print(1)", scope=scope)
+    assert (run["stdout"], run["exit_code"]) == ("1\n", 0)
+    assert "UnicodeDecodeError" in run["stderr"]
+    assert cellbox.cell("print(2)", scope=scope)["stdout"] == "2\n"
+
+
 def test_a_working_directory_that_cannot_be_entered_is_refused(cellbox, scope):
     cellbox.exec("mkdir closed; chmod 000 closed; touch file", scope=scope, language="bash")
     for cwd in ("closed", "file", "nothing", "x" * 300, "closed/below"):
