@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import logging
 import math
 import uuid
 from collections.abc import Callable
@@ -24,9 +25,15 @@ import msgspec
 import zmq
 from msgspec import Struct
 
+_log = logging.getLogger(__name__)
+
 _DELIMITER = b"<IDS|MSG>"
 _MESSAGES_AT_ONCE = 200
-"""So that a flood of displays leaves the loop to others in between."""
+_BYTES_AT_ONCE = 2**20
+"""So that a flood of displays, or of large ones, leaves the loop to others in between."""
+
+_WAITING = 16
+"""Messages that wait here; more stay with a kernel that keeps any number, as ours does. Others would drop them."""
 
 _RECONNECT_MS = 2
 """The kernel's sockets appear some time after we connect; the library's own 100 ms would be most of a start."""
@@ -85,7 +92,7 @@ class Connection(Struct, frozen=True):
 class Channels:
     """The shell and iopub channels to one kernel, from before it listens until ``close``.
 
-    on_shell, on_iopub: called in the loop with each message; must not raise.
+    on_shell, on_iopub: called in the loop with each message. ours: the kernel greets subscribers and never drops a message.
     """
 
     def __init__(
@@ -94,7 +101,10 @@ class Channels:
         connection: Connection,
         on_shell: Callable[[Received], None],
         on_iopub: Callable[[Received], None],
+        *,
+        ours: bool,
     ) -> None:
+        self._ours = ours
         self._key = connection.key.encode()
         self._session = uuid.uuid4().hex
         self._loop = asyncio.get_running_loop()
@@ -107,20 +117,21 @@ class Channels:
             socket.rcvhwm = socket.sndhwm = 0
             socket.reconnect_ivl = _RECONNECT_MS
             if number == 2:
+                socket.rcvhwm = _WAITING if ours else 0
                 socket.subscribe(b"")
             socket.connect(connection.address(number))
             self._loop.add_reader(socket.FD, self._receive, number)
             self._loop.call_soon(self._receive, number)
 
-    async def ready(self, *, welcomed: bool) -> None:
+    async def ready(self) -> None:
         """Return once the kernel has shown that it is there and that we hear it. The caller limits the time.
 
-        welcomed: the kernel greets a new subscriber; else it is asked for its information until both channels answer.
+        One that greets nobody is asked for its information until both channels answer.
         """
         while not self._ready.done():
-            if not welcomed:
+            if not self._ours:
                 self._information = self.send("kernel_info_request", {})
-            await asyncio.wait([self._ready], timeout=None if welcomed else _WELCOME_AGAIN_S)
+            await asyncio.wait([self._ready], timeout=None if self._ours else _WELCOME_AGAIN_S)
 
     def send(self, kind: str, content: dict[str, Any], metadata: dict[str, Any] | None = None) -> str:
         """Send a request on shell; return its id, which answers name as their parent."""
@@ -150,18 +161,24 @@ class Channels:
 
     def _receive(self, number: int) -> None:
         """Take what is there. The descriptor only says that something changed, so read until nothing is left."""
-        socket = self._sockets[number]
+        socket, size = self._sockets[number], 0
         for _ in range(_MESSAGES_AT_ONCE):
+            if size > _BYTES_AT_ONCE:
+                break
             if socket.closed:
                 return
             try:
                 parts = socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return
+            size += sum(map(len, parts))
             message = self._checked(parts)
             if message is not None:
                 self._note(number, message)
-                self._on[number](message)
+                try:
+                    self._on[number](message)
+                except Exception:  # noqa: BLE001 - what comes after it is announced once only, so read on
+                    _log.exception("a message of a kernel could not be taken")
         self._loop.call_soon(self._receive, number)
 
     def _checked(self, parts: list[bytes]) -> Received | None:

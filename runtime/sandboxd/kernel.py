@@ -1,7 +1,7 @@
 """One kernel: its process, its pipes and channels, and the execution that runs in it.
 
 Promises: an execution ends when the kernel says so on every way it has (reply, idle, end marks on both pipes), or, if one of
-these fails to come, ``REST_S`` after the reply; or when the process ends; or with the ladder of its timeout. Output
+these fails to come, ``REST_S`` after the last that came; or when the process ends; or with the ladder of its timeout. Output
 that comes later goes to the execution it belongs to, while that is remembered, and never to the next one.
 Leaves to ``kernels.py`` when kernels start and which one is meant.
 """
@@ -33,7 +33,9 @@ START_S = 20.0
 """For a kernel to say that it is there. Ours take a tenth of a second, some others several."""
 
 REST_S = 1.0
-"""After the reply, for what belongs to it."""
+"""After the reply, for what belongs to it; again as long as something comes, ``REST_MOST_S`` in all."""
+
+REST_MOST_S = 10.0
 
 GONE_S = 1.2
 """For all processes of a kernel to be gone; ``Process.gone`` answers within a second."""
@@ -105,9 +107,9 @@ class Kernel:
             raise
         self._watcher = self._loop.create_task(self._watch(), name=f"kernel {self._process.pid}")
         try:
-            self._channels = Channels(context, self._connection, self._on_shell, self._on_iopub)
+            self._channels = Channels(context, self._connection, self._on_shell, self._on_iopub, ours=self._spec.forked)
             async with asyncio.timeout(START_S):
-                await self._unless_exited(self._channels.ready(welcomed=self._spec.forked))
+                await self._unless_exited(self._channels.ready())
         except TimeoutError:
             await self.stop("killed")
             raise KernelStartError(f"the {self._spec.name} kernel did not answer within {START_S:.0f} s") from None
@@ -312,7 +314,15 @@ class Kernel:
             running.on_shell(message, self._heard)
             if running.reply is not None:
                 self._take()  # what it wrote before that, its end marks among it
-                self._loop.call_later(REST_S, running.end)
+                until = self._loop.time() + REST_MOST_S
+                self._loop.call_later(REST_S, self._rest, running, self._heard, until)
+
+    def _rest(self, running: Running, heard: int, until: float) -> None:
+        """End ``running`` when nothing has come since ``heard``, at the latest at ``until``; at once if it is to end anyway."""
+        if heard == self._heard or running.why is not None or self._loop.time() > until:
+            running.end()
+        elif not running.over.done():
+            self._loop.call_later(REST_S, self._rest, running, self._heard, until)
 
     def _on_iopub(self, message: Received) -> None:
         self._heard = 0 if message.type == "iopub_welcome" else self._heard + 1

@@ -123,7 +123,8 @@ class Kernels:
 
     def _refused(self, message: Execute, spec: Kernelspec | None) -> Refused | None:
         if spec is None:
-            return Refused(message.id, "unknown_language", f"the kernels here are: {', '.join(self.languages())}")
+            there = ", ".join(self.languages())
+            return Refused(message.id, "unknown_language", f"the kernels here are: {there}"[:2000])
         for field, value in (("env", message.env), ("cwd", message.cwd), ("stdin", message.stdin)):
             if value and field not in spec.fields:
                 return Refused(

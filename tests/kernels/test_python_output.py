@@ -191,3 +191,10 @@ async def test_forged_marks_end_nothing_but_their_own(sandbox):
     outcome = await sandbox.run(code, timeout_s=5.0)
     assert outcome.kernel == "new"
     assert (await sandbox.run("print('on')")).stdout.endswith("on\n")
+
+
+async def test_a_backlog_of_large_displays_is_heard_to_its_end(sandbox):
+    """The reply overtakes them: what is read then is older than it."""
+    code = "d = {f'x/{n}': 'é' * 120_000 for n in range(19)}\nfor _ in range(100): display(d, raw=True)"
+    outcome = await sandbox.run(code, limits=OutputLimits(text=0, results=0, spill=0))
+    assert (outcome.status, len(outcome.results)) == ("ok", 1900)

@@ -295,6 +295,17 @@ def test_ten_megabytes_arrive(sandbox: Box) -> None:
         assert time.monotonic() - began < 2
 
 
+def test_a_flood_of_large_displays_holds_nobody_up(sandbox: Box) -> None:
+    code = "import time\nd = {f'x/{n}': 'é' * 120_000 for n in range(19)}\nwhile True: display(d, raw=True); time.sleep(0.01)"
+    flood = sandbox.begin(code, stateful=True, timeout_s=2.0, grace_s=2.0)
+    time.sleep(1.0)
+    began = time.monotonic()
+    assert sandbox.run("print(1)").outcome.stdout == "1\n"
+    assert time.monotonic() - began < 0.5
+    outcome = sandbox.end(flood).outcome
+    assert (outcome.status, outcome.run_ms < 4000) == ("timeout", True)
+
+
 def test_what_is_too_much_is_cut(sandbox: Box) -> None:
     outcome = sandbox.run("print('x' * 5000)", limits=OutputLimits(text=1000, results=0, spill=0)).outcome
     assert outcome.truncated
