@@ -24,7 +24,7 @@ help: ## list the targets
 
 .PHONY: install
 install: python ## set up .venv (service) and .venv-sandbox (programs in the embedded sandbox)
-	@$(MAKE) -j2 $(SERVICE) $(SANDBOX) $(INSIDE)
+	@$(MAKE) -s -j2 $(SERVICE) $(SANDBOX) $(INSIDE)
 
 .PHONY: run
 run: install bubblewrap ## install what is missing and serve on http://127.0.0.1:8090
@@ -32,7 +32,7 @@ run: install bubblewrap ## install what is missing and serve on http://127.0.0.1
 
 .PHONY: test
 test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=... for pytest
-	@$(MAKE) -j2 $(TESTING) $(SANDBOX) $(INSIDE)
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -40,12 +40,12 @@ test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=...
 
 .PHONY: soak
 soak: python bubblewrap ## the long forms of the tests
-	@$(MAKE) -j2 $(TESTING) $(SANDBOX) $(INSIDE)
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE)
 	.venv/bin/pytest -m soak --timeout 1800
 
 .PHONY: bench
 bench: python bubblewrap ## the figures of the README; ONLY=name for one of them
-	@$(MAKE) -j2 $(TESTING) $(SANDBOX) $(INSIDE)
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE)
 	.venv/bin/python -m tests.bench $(ONLY)
 
 .PHONY: python
