@@ -13,11 +13,8 @@ import logging
 import marshal
 import os
 import platform
-import re
-import resource
 import secrets
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,7 +38,7 @@ from interpreter.backends.boot import command, encode_config, environment_of_boo
 from interpreter.backends.tenant_environment import tenant_environment
 from interpreter.tasks import Tasks, finish
 
-from . import argv, cgroups, ending
+from . import argv, cgroups, ending, host
 from .sandbox import BubblewrapSandbox
 
 log = logging.getLogger(__name__)
@@ -52,15 +49,7 @@ _SUPERVISE = "import sys; sys.path.insert(0, sys.argv[1]); import supervisor; su
 
 _SECCOMP = Path(protocol.__file__).with_name("seccomp.py")
 _START_S = 10.0
-_OLDEST = (0, 8, 0)
-"""The first with --disable-userns."""
-
 _SECCOMP_FD, _INFO_FD = 100, 101
-_OPEN_FILES = 4096
-_FILE_BYTES = 16 * 2**30
-_NPROC = 8192
-"""A backstop only: the kernel counts it per uid over all sandboxes of a scope. The limit that holds is the cgroup's."""
-
 Boot = Callable[[str], list[str]]
 
 
@@ -104,22 +93,34 @@ class BubblewrapBackend(Backend):
 
     async def check(self) -> list[str]:
         """Prove it by starting a sandbox with the real flags that runs ``true``."""
-        self._bwrap = _find_bwrap()
+        try:
+            await self._check()
+        except (OSError, subprocess.SubprocessError) as error:
+            log.error("sandboxes cannot be tried", exc_info=error)
+            raise BackendUnavailable(
+                "the host did not let bubblewrap be tried: it may be out of processes, memory, descriptors or disk; the log"
+                " of the service has the reason"
+            ) from error
+        return list(self._warnings())
+
+    async def _check(self) -> None:
+        self._bwrap = await asyncio.to_thread(host.find_bwrap)
         if self._is_root and not self._probe_uid:
             raise BackendUnavailable(
                 "bubblewrap as root needs ids for the scopes: set SANDBOX_UID_BASE or SANDBOX_UID, or run as another"
                 " user"
             )
-        self._cgroups = cgroups.detect()
-        if self._cgroups is None and self._is_root:
+        found = await asyncio.to_thread(cgroups.detect)
+        # Asked again while the service runs: limits that were there once are never done without.
+        if found is None and (self._is_root or self._cgroups is not None):
             raise BackendUnavailable(
                 "no cgroups to limit sandboxes with: the memory, pids and cpu controllers must be writable (in a"
                 " container, mount /sys/fs/cgroup writable; with systemd, set Delegate=yes)"
             )
+        self._cgroups = found
         self._run.mkdir(mode=0o755, parents=True, exist_ok=True)
         await asyncio.to_thread(self._prepare)
         await self._probe()
-        return list(self._warnings())
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start the supervisor and wait until the first process of the namespace exists."""
@@ -157,22 +158,15 @@ class BubblewrapBackend(Backend):
         state = self._run / f"{spec.id}.sandbox"
         groups = self._cgroups.groups(self._prefix + spec.id, spec.limits) if self._cgroups else []
         wanted = self._supervisor_spec(spec, boot, groups, state)
-        source = os.memfd_create("spec")
         try:
-            os.write(source, marshal.dumps(wanted))
-            os.lseek(source, 0, os.SEEK_SET)
-            process = subprocess.Popen(  # noqa: ASYNC220 - a vfork, a millisecond
-                [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(_HERE)],
-                stdin=source,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={},
-                start_new_session=True,
-            )
-        finally:
-            os.close(source)
-        sandbox = BubblewrapSandbox(spec.id, process, [path for path, _ in groups], state, self._tasks)
+            process = self._supervisor(wanted)
+        except OSError as error:
+            raise BackendError(_NO_ROOM) from error
+        try:
+            sandbox = BubblewrapSandbox(spec.id, process, [path for path, _ in groups], state, self._tasks)
+        except OSError as error:
+            await finish(asyncio.to_thread(_end, process), within_s=2 * _START_S)
+            raise BackendError(_NO_ROOM) from error
         self._sandboxes.add(sandbox)
         try:
             await asyncio.wait([sandbox.started], timeout=_START_S)
@@ -185,12 +179,29 @@ class BubblewrapBackend(Backend):
             raise
         return sandbox
 
+    def _supervisor(self, wanted: dict[str, Any]) -> subprocess.Popen[bytes]:
+        source = os.memfd_create("spec")
+        try:
+            os.write(source, marshal.dumps(wanted))
+            os.lseek(source, 0, os.SEEK_SET)
+            return subprocess.Popen(  # a vfork, a millisecond
+                [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(_HERE)],
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+                start_new_session=True,
+            )
+        finally:
+            os.close(source)
+
     def _supervisor_spec(
         self, spec: SandboxSpec, boot: list[str], groups: list[cgroups.Group], state: Path
     ) -> dict[str, Any]:
         if self._environment is None:
             raise BackendUnavailable("the bubblewrap backend has not been checked")
-        links, top = _top_level()
+        links, top = host.top_level()
         shown = argv.binds(spec, self._environment, top)
         dropping = spec.uid is not None and self._is_root
         sources = argv.staged(len(shown)) if dropping else [str(bind.source) for bind in shown]
@@ -205,7 +216,7 @@ class BubblewrapBackend(Backend):
             "lock": str(self._lock),
             "idle_s": self._idle_s,
             "groups": groups,
-            "rlimits": _rlimits(spec.limits, limited=bool(groups)),
+            "rlimits": host.rlimits(spec.limits, limited=bool(groups)),
             "uid": spec.uid if dropping else None,
             "gid": spec.gid,
             "sources": [self._source(bind) for bind in shown],
@@ -324,6 +335,7 @@ class BubblewrapBackend(Backend):
             state.unlink(missing_ok=True)
 
 
+_NO_ROOM = "the sandbox could not be started: the host is out of processes, memory or descriptors"
 _PROBE_FAILED = (
     "bubblewrap cannot make sandboxes here: unprivileged user namespaces are probably switched off. See the log for"
     " what it said; check /proc/sys/user/max_user_namespaces, kernel.unprivileged_userns_clone and"
@@ -331,52 +343,11 @@ _PROBE_FAILED = (
 )
 
 
-def _find_bwrap() -> str:
-    if sys.platform != "linux":
-        raise BackendUnavailable(
-            "bubblewrap needs Linux: use Docker, or SANDBOX_RUNTIME_BACKEND=process (no isolation)"
-        )
-    found = shutil.which("bwrap", path="/usr/bin:/usr/local/bin:/bin")
-    if found is None:
-        raise BackendUnavailable("bubblewrap is missing: install the package `bubblewrap`")
-    if Path(found).stat().st_mode & stat.S_ISUID:
-        raise BackendUnavailable(f"{found} is setuid root, which only weakens it: `chmod u-s {found}`")
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
-    version = tuple(int(part) for part in re.findall(r"\d+", said)[:3])
-    if version < _OLDEST:
-        raise BackendUnavailable(f"bubblewrap is too old ({said.strip()}): 0.8.0 or newer is needed")
-    return found
-
-
-def _top_level() -> tuple[dict[str, str], list[str]]:
-    """Return the links at the top of the host (``bin`` -> ``usr/bin``), and the directories where there is no link."""
-    links, directories = {}, []
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        place = Path("/") / name
-        if place.is_symlink():
-            links[name] = os.readlink(place).lstrip("/")
-        elif place.is_dir():
-            directories.append(name)
-    return links, directories
-
-
-def _rlimits(limits: Limits, *, limited: bool) -> list[tuple[int, int]]:
-    """Return the resource limits. Without cgroups the processes are the tenant's number beside what its uid has now."""
-    processes = _NPROC if limited else limits.pids + cgroups.OWN_PIDS + _tasks_of(os.geteuid())
-    return [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_NPROC, processes),
-        (resource.RLIMIT_FSIZE, _FILE_BYTES),
-    ]
-
-
-def _tasks_of(uid: int) -> int:
-    count = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                count += len(os.listdir(entry / "task")) if entry.stat().st_uid == uid else 0
-            except OSError:
-                continue
-    return count
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a supervisor that nobody holds, and its sandbox with it. Blocking."""
+    with process:
+        process.terminate()
+        try:
+            process.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -87,6 +87,41 @@ async def test_root_without_cgroups(make: Make, monkeypatch: pytest.MonkeyPatch)
 
 
 @needs_bubblewrap
+async def test_limits_that_were_there_are_not_done_without_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = make()
+    await backend.check()
+    kept = backend._cgroups
+    monkeypatch.setattr(backend, "_is_root", False)
+    monkeypatch.setattr(cgroups, "detect", lambda: None)
+    with pytest.raises(BackendUnavailable, match="no cgroups"):
+        await backend.check()
+    assert backend._cgroups is kept is not None
+    await backend.aclose()
+
+
+@needs_bubblewrap
+async def test_a_host_without_descriptors(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No supervisor is left without an owner: the fixtures of every test look for processes and cgroups."""
+    backend = make()
+    await backend.check()
+
+    def full(_pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", full)
+        with pytest.raises(BackendUnavailable):
+            await backend.check()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", full)
+        with pytest.raises(BackendUnavailable):
+            await backend.check()
+    assert backend.groups_left() == []
+    assert list((tmp_path / "data" / ".run").iterdir()) == []
+    await backend.aclose()
+
+
+@needs_bubblewrap
 async def test_without_user_namespaces(make: Make, bwrap: Callable[[str], Path], tmp_path: Path) -> None:
     bwrap("[ $1 = --version ] && echo bubblewrap 0.8.0 || exit 1")
     with pytest.raises(BackendUnavailable, match="unprivileged user namespaces are probably switched off"):
