@@ -113,18 +113,6 @@ class KernelNotFound(ServiceError):
     code = "kernel_not_found"
 
 
-class SessionNotFound(ServiceError):
-    """No such session."""
-
-    code = "session_not_found"
-
-
-class ScopeNotFound(ServiceError):
-    """No such scope."""
-
-    code = "scope_not_found"
-
-
 class RouteNotFound(ServiceError):
     """No route has this path."""
 

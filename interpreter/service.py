@@ -46,7 +46,7 @@ REMOVE_S = 600.0
 """For removing the data of a scope, which may be millions of files."""
 CLOSE_S = 10.0
 HEALTH_S = 5.0
-HEALTH_KEPT_S = 5.0
+HEALTH_KEPT_S = 2.0
 KERNEL_STOP_S = 5.0
 """For a kernel's end beyond the grace, before its sandbox is ended instead."""
 
@@ -195,10 +195,11 @@ class Interpreter:
         """End it: a queued one never runs, a running one is interrupted or killed. Nothing if it has finished."""
         self._runner.end(execution, "cancel")
 
-    def scopes(self) -> list[dict[str, Any]]:
+    async def scopes(self) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes``: scopes that have data or a sandbox."""
+        kept = await asyncio.to_thread(self._data.scopes)
         running = {row.key.scope for row in self._table.rows()}
-        return [{"scope": scope} for scope in sorted(running.union(self._data.scopes()))]
+        return [{"scope": scope} for scope in sorted(running.union(kept))]
 
     def sessions(self, scope: str) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes/{scope}/sessions``: the sandboxes of ``scope``."""
@@ -276,8 +277,13 @@ class Interpreter:
         try:
             async with asyncio.timeout(HEALTH_S):
                 await self._backend.check()
-        except (BackendError, TimeoutError) as error:
-            return str(error) or "The runtime does not answer."
+        except BackendError as error:
+            return str(error)
+        except TimeoutError:
+            return "The runtime does not answer."
+        except Exception as error:
+            log.error("the runtime could not be asked", exc_info=error)
+            return "The runtime could not be asked, for a fault of ours; the log of the service has it."
         return None
 
     async def _remove(self, keys: list[Key], *, purge: bool, force: bool, scope: str | None = None) -> dict[str, Any]:

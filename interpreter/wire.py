@@ -277,10 +277,10 @@ class KernelInfo(AnswerModel):
     language: str = Field(description="Its language.")
     context: str = Field(description="Its context.")
     state: Literal["starting", "idle", "busy"] = Field(description="What it does.")
-    generation: int = Field(description="Which life of it this is, from 1.")
+    generation: int | None = Field(description="Which life of it this is, from 1; null until it has started.")
     execution_count: int | None = Field(description="Executions so far.")
-    started_at: str = Field(description="RFC 3339, UTC.")
-    last_used_at: str = Field(description="RFC 3339, UTC.")
+    started_at: str | None = Field(description="RFC 3339, UTC; null until it has started.")
+    last_used_at: str | None = Field(description="RFC 3339, UTC; null until it has started.")
 
 
 class SessionInfo(AnswerModel):
@@ -297,13 +297,13 @@ class SessionInfo(AnswerModel):
 
 
 class ScopeInfo(AnswerModel):
-    """A scope with a running sandbox."""
+    """A scope that has data or a sandbox."""
 
     scope: str = Field(description="Its name.")
 
 
 class ScopeList(AnswerModel):
-    """What runs."""
+    """Who has data or a sandbox."""
 
     scopes: list[ScopeInfo] = Field(description="The scopes.")
 

@@ -54,8 +54,6 @@ STATUS: dict[type[ServiceError], int] = {
     errors.ForbiddenOrigin: 403,
     errors.ExecutionNotFound: 404,
     errors.KernelNotFound: 404,
-    errors.SessionNotFound: 404,
-    errors.ScopeNotFound: 404,
     errors.RouteNotFound: 404,
     errors.MethodNotAllowed: 405,
     RequestTimeout: 408,

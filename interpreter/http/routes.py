@@ -94,7 +94,6 @@ ROUTES: tuple[Route, ...] = (
                 "List the kernels of a sandbox.",
                 answer=wire.KernelList,
                 query=wire.SessionQuery,
-                errors=(errors.ScopeNotFound, errors.SessionNotFound),
                 example={"scope": "u1", "session": "chatA"},
             )
         },
@@ -133,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
                 "Restart a kernel; what runs in it ends as cancelled, its variables are gone.",
                 answer=wire.Restarted,
                 query=wire.KernelQuery,
-                errors=(errors.KernelNotFound, errors.KernelStartFailed),
+                errors=(errors.KernelNotFound,),
                 example=_KERNEL,
             )
         },
@@ -163,7 +162,6 @@ ROUTES: tuple[Route, ...] = (
             "GET": Operation(
                 "List the sandboxes of a scope.",
                 answer=wire.SessionList,
-                errors=(errors.ScopeNotFound,),
                 example={"scope": "u1"},
             )
         },
@@ -225,7 +223,6 @@ def application(api: Api) -> Application:
     return Application(
         [(route.pattern, route.handler, {"route": route}) for route in ROUTES],
         api=api,
-        health=health.HealthCache(api.service.health),
         openapi=openapi.document(ROUTES, api.version),
         log_function=log_request,
         default_handler_class=ApiHandler,

@@ -11,7 +11,7 @@ class ScopesHandler(ApiHandler):
 
     async def on_get(self, _query: wire.NoQuery, _body: wire.NoBody) -> None:
         """List them."""
-        self.send({"scopes": self.api.service.scopes()})
+        self.send({"scopes": await self.api.service.scopes()})
 
 
 class ScopeHandler(ApiHandler):

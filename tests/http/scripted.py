@@ -35,7 +35,6 @@ class ScriptedService(Interpreter):
         self.fail: Exception | None = None
         self.hold = False
         self.healthy = True
-        self.checks = 0
         self.output = "42\n"
         self.requests: list[ExecRequest] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -76,7 +75,7 @@ class ScriptedService(Interpreter):
         execution.end(finished(execution, "interrupted"), 0.0)
         self.was_cancelled.set()
 
-    def scopes(self) -> list[dict[str, Any]]:
+    async def scopes(self) -> list[dict[str, Any]]:
         self._called("scopes")
         return [{"scope": "u1"}]
 
@@ -136,7 +135,6 @@ class ScriptedService(Interpreter):
         return {"removed": 1, "purged": purge}
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
-        self.checks += 1
         if self.healthy:
             return True, {"status": "ok", "runtime": "fake"}
         return False, {"status": "unavailable", "runtime": "fake", "message": "The engine is gone."}

@@ -492,7 +492,7 @@ async def test_purge_takes_data_results_and_generations(house: House) -> None:
     assert house.service.execution(kept.execution_id, None).answer is kept
     assert (await house.exec("b")).generation == 1
     assert await house.service.remove_scope("u1", purge=True) == {"removed": 2, "purged": True}
-    assert house.service.scopes() == []
+    assert await house.service.scopes() == []
 
 
 async def test_kernels_are_listed_restarted_and_deleted(house: House) -> None:
@@ -561,3 +561,34 @@ async def test_health(house: House) -> None:
     house.clock.ahead += 6
     ok, about = await house.service.health()
     assert (ok, about["message"]) == (False, "Type this.")
+
+
+async def test_many_questions_for_health_are_one_check(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = 0
+
+    async def check() -> list[str]:
+        nonlocal checks
+        checks += 1
+        await asyncio.sleep(0)
+        return []
+
+    monkeypatch.setattr(house.backend, "check", check)
+    assert all(ok for ok, _ in await asyncio.gather(*(house.service.health() for _ in range(20))))
+    assert checks == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(TimeoutError(), "The runtime does not answer."), (OSError(24, "/secret/path"), "could not be asked")],
+)
+async def test_a_runtime_that_cannot_be_asked_is_no_fault_of_the_caller(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    async def check() -> list[str]:
+        raise error
+
+    monkeypatch.setattr(house.backend, "check", check)
+    ok, about = await house.service.health()
+    assert not ok
+    assert said in about["message"]
+    assert "/secret" not in about["message"]

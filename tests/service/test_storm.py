@@ -83,7 +83,7 @@ class Storm:
                 self.seen[error.code] += 1
             service.sessions(scope)
             service.kernels(scope, session)
-            service.scopes()
+            await service.scopes()
 
 
 async def _blow(make_house: MakeHouse, seed: int, times: int) -> None:
