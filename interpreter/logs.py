@@ -35,7 +35,11 @@ class Formatter(logging.Formatter):
         fields.setdefault("request_id", REQUEST_ID.get())
         pairs = " ".join(f"{name}={_value(fields[name])}" for name in sorted(fields))
         line = f"{self.formatTime(record)} {record.levelname} {record.name} {_plain(record.getMessage())} {pairs}"
-        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+        if not record.exc_info:
+            return line
+        # An error may quote what a sandbox sent: indented, no line of it can be taken for one of the log.
+        below = (f"  {_plain(text)}" for text in self.formatException(record.exc_info).split("\n"))
+        return "\n".join([line, *below])
 
 
 def _plain(text: str) -> str:

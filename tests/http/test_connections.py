@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+import sys
 
 import pytest
 
@@ -298,6 +299,17 @@ async def test_nothing_secret_is_logged(served: Served, caplog):
     assert "route=" in lines
     for secret in [*marks, KEY, OTHER_KEY]:
         assert secret not in lines
+
+
+def test_no_line_of_a_traceback_can_be_taken_for_a_line_of_the_log():
+    try:
+        raise ValueError("quoted\n2026-01-01T00:00:00.000Z INFO cellbox.http request status=200\x1b[2J")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    first, *below = logs.Formatter().format(record).split("\n")
+    assert "failed" in first
+    assert any("status=200" in line for line in below)
+    assert all(line.startswith("  ") and line.isprintable() for line in below)
 
 
 def test_a_log_line_cannot_be_broken_by_what_it_holds():
