@@ -76,6 +76,8 @@ BROKEN = [
     "import threading\nthreading.Thread(target=exit).start()",
     "import gc\nfor o in gc.get_objects(): pass\ndel o\ngc.collect()",
     "get_ipython().ast_transformers.append(5)",
+    "import sys\nsys.path = None",
+    "import os, site\nos.path.isdir = site.getusersitepackages = None",
     "import warnings, sys\nwarnings.simplefilter('error')",
     "import os\nos.chdir('/proc/self/task')",
     "import os, tempfile\nd = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)",
@@ -93,6 +95,13 @@ async def test_what_a_cell_breaks_is_put_right_for_the_next(sandbox, code):
     )
     assert (after.kernel, after.stdout) == ("kept", "on\n")
     assert await sandbox.value("sys.stdin.read()") == "''"
+
+
+async def test_a_kernel_that_a_cell_broke_says_so_at_once(sandbox):
+    await sandbox.run("from ipykernel.ipkernel import IPythonKernel\ndel IPythonKernel._forward_input")
+    outcome = await sandbox.run("print('on')", timeout_s=5.0)
+    assert (outcome.status, outcome.kernel, outcome.error.name) == ("error", "kept", "AttributeError")
+    assert "in the kernel" in outcome.stderr
 
 
 async def test_a_child_that_makes_the_pipe_non_blocking_costs_no_output(sandbox):

@@ -96,14 +96,48 @@ class Kernel(IPythonKernel):
         cell_meta: dict[str, Any] | None = None,
         cell_id: str | None = None,
     ) -> dict[str, Any]:
-        """Run ``code``; return the content of the reply. Raises nothing."""
+        """Run ``code``; return the content of the reply. Raises nothing: a request without a reply lasts to its timeout."""
         request = (cell_meta or {}).get("cellbox") or {}
+        execution = request.get("execution")
+        try:
+            reply = await self._execute(
+                request,
+                code,
+                silent=silent,
+                store_history=store_history,
+                user_expressions=user_expressions,
+                allow_stdin=allow_stdin,
+                cell_id=cell_id,
+            )
+        except BaseException as error:  # noqa: BLE001 - cells can break what we stand on
+            name = type(error).__name__
+            reply = {"status": "error", "exit_code": 1, "ename": name, "evalue": f"in the kernel: {error}"[:1000]}
+            reply |= {"traceback": [f"{name}: in the kernel, which an earlier cell may have broken: {error}"[:1000]]}
+            reply |= {"execution_count": self.shell.execution_count, "payload": [], "user_expressions": {}}
+        if self.streams is not None:
+            reply["published"] = self.iopub_thread.published
+            if execution is not None:
+                self.streams.end(execution)
+        return reply
+
+    async def _execute(
+        self,
+        request: dict[str, Any],
+        code: str,
+        *,
+        silent: bool,
+        store_history: bool,
+        user_expressions: dict[str, str] | None,
+        allow_stdin: bool,
+        cell_id: str | None,
+    ) -> dict[str, Any]:
         shell = self.shell
         shell.shown = None
         self.interrupted = False
         failed: BaseException | None = None
         execution = request.get("execution")
-        packages.find_new()
+        with contextlib.suppress(Exception):  # a cell put something else in the place of sys.path or the like
+            packages.find_new()
         self._streams_home()
         old_hook, sys.breakpointhook = sys.breakpointhook, (sys.breakpointhook if allow_stdin else no_breakpoint)
         self._forward_input(allow_stdin)
@@ -121,10 +155,6 @@ class Kernel(IPythonKernel):
         reply = self._reply(failed, user_expressions)
         self._streams_home()
         self._flush_c()
-        if self.streams is not None:
-            reply["published"] = self.iopub_thread.published
-            if execution is not None:
-                self.streams.end(execution)
         return reply
 
     async def _run_cell(
