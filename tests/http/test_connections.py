@@ -227,13 +227,13 @@ async def test_a_client_that_does_not_read_its_answer_is_dropped():
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
     async with serving(connections=ConnectionLimits(stall_timeout_s=1.0)) as served:
-        served.service.output = "x" * 12 * 2**20
+        served.service.output = "x" * 6 * 2**20
         reader, writer = await served.connect()
         writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(EXEC) + EXEC)
         count = 0
         while count < len(served.service.output):
             count += len(await reader.read(2**20))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.08)
         writer.close()
 
 
