@@ -48,7 +48,6 @@ def tenant_environment(
         "TMPDIR": "/tmp",  # noqa: S108 - private to each sandbox
         "PYTHONUNBUFFERED": "1",  # what was printed before a timeout is in the answer
         "PYTHONUSERBASE": str(local),
-        "PIP_USER": "1",
         "PIP_BREAK_SYSTEM_PACKAGES": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_INPUT": "1",

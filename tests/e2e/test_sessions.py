@@ -102,6 +102,23 @@ def test_an_analysis_of_a_real_csv_over_five_calls(cellbox: Cellbox, scope: str)
     assert on_disk.read_text() == saved["stdout"].removesuffix("\n")
 
 
+def test_pip_shows_what_is_there_and_installs_for_the_scope(cellbox: Cellbox, scope: str) -> None:
+    code = """
+import zipfile
+with zipfile.ZipFile("own-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("own.py", "")
+    wheel.writestr("own-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: own\\nVersion: 1.0\\n")
+    wheel.writestr("own-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+    wheel.writestr("own-1.0.dist-info/RECORD", "")
+"""
+    assert cellbox.exec(code, scope=scope, session="chatA")["stderr"] == ""
+    install = "pip install -q own-1.0-py3-none-any.whl --target t && ls t && pip install -q own-1.0-py3-none-any.whl"
+    assert cellbox.exec(install, language="bash", scope=scope, session="chatA")["stdout"].split()[-1] == "own.py"
+    listed = cellbox.exec("pip list --format=freeze", language="bash", scope=scope, session="chatB")["stdout"]
+    assert "own==1.0" in listed.split()
+    assert "\npandas==" in listed
+
+
 def test_no_secret_and_no_path_of_the_host_stands_in_proc(cellbox: Cellbox, scope: str) -> None:
     """S11, B2: neither the key nor a path of the host stands in anything a tenant can read.
 

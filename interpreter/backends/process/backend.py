@@ -125,7 +125,12 @@ class ProcessBackend(Backend):
             user=str(spec.user),
             kernels=str(environments.kernels()),
             runtime=str(private),
-            environment={**spec.environment, **environment, _MARK: mark.partition("=")[2]},
+            environment={
+                **spec.environment,
+                **environment,
+                "PIP_USER": "1",  # nothing keeps programs from writing into the environment itself
+                _MARK: mark.partition("=")[2],
+            },
             seccomp=False,
         )
         python = self._environment.venv / "bin" / "python3"
