@@ -178,7 +178,9 @@ class Running:
         )
 
     def keep_late(self) -> None:
-        """The outcome is told: from here on keep what comes late, and little of it."""
+        """The outcome is told: forget it, and from here on keep what comes late, and little of it."""
+        self.reply = self._error = None
+        self._results = Results(0)
         self.stdout = Capture(min(self.message.limits.text, _LATE))
         self.stderr = Capture(min(self.message.limits.text, _LATE))
 

@@ -188,6 +188,17 @@ async def test_an_answer_fits_into_a_frame_whatever_was_displayed(displayed, lim
     assert len(body) <= longest_frame(text=limit, results=limit) - 2 * 2**20
 
 
+async def test_what_is_told_is_not_kept():
+    """Executions are remembered for what they print late."""
+    running = Running(Execute("a", "python", "", 1, 1, OutputLimits(10**6, 10**6, 0)), 1, marks=True)
+    running.on_iopub(Received("display_data", "", b'{"data": {"text/plain": "%s"}}' % (b"x" * 10**5)))
+    running.stdout.feed(b"x" * 10**5)
+    told = running.outcome("new", Exited(0), stopped=None)
+    running.keep_late()
+    later = running.outcome("kept", Exited(0), stopped=None)
+    assert [len(outcome.stdout) + len(outcome.results) for outcome in (told, later)] == [10**5 + 1, 0]
+
+
 def test_an_answer_that_is_too_long_all_the_same_loses_its_results():
     limits = OutputLimits(text=0, results=0, spill=0)
     outcome = Outcome("ok", 0, 1, results=[Result("display", {"x/y": "x" * 5_000_000})])
