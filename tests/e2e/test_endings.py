@@ -232,21 +232,27 @@ def test_killing_one_run_leaves_the_others_alone(cellbox: Cellbox, scope: str) -
         assert other.result()["stdout"] == "whole\n"
 
 
+TEN_MEGABYTES = [
+    ("python", True, "print('x' * 9_999_999)"),
+    ("python", False, "print('x' * 9_999_999)"),
+    ("python", True, "for i in range(100_000): print('y' * 99)"),
+    ("python", False, "for i in range(100_000): print('y' * 99)"),
+    ("node", False, "process.stdout.write('z'.repeat(1e7))"),
+    ("bash", False, "yes | head -c 10000000"),
+]
+
+
 def test_ten_megabytes_arrive_in_each_mode(serve: Any, scope: str) -> None:
+    """In less than 2 s. The best of a few attempts counts: others may have the machine for a moment."""
     service = serve(max_output_kb="12000")
-    for code, size in (
-        ("print('x' * 10_000_000)", 10_000_001),
-        ("for i in range(100_000): print('y' * 99)", 10_000_000),
-    ):
-        for stateful in (True, False):
-            service.exec("1", scope=scope, session="s", stateful=stateful)
-            for attempt in range(4):  # the time is that of a machine with nothing else to do
-                answer, took = timed(service, scope=scope, session="s", language="python", code=code, stateful=stateful)
-                assert len(answer["stdout"]) == size
-                if took < 2:
-                    break
-            else:
-                pytest.fail(f"{code!r}, stateful {stateful}: {took:.1f} s in the last of {attempt + 1} attempts")
+    for language, stateful, code in TEN_MEGABYTES:
+        service.exec("1", scope=scope, session="s", stateful=stateful)
+        times: list[float] = []
+        while not times or (min(times) >= 2 and len(times) < 4):
+            answer, took = timed(service, scope=scope, session="s", language=language, code=code, stateful=stateful)
+            assert len(answer["stdout"]) == 10_000_000
+            times.append(took)
+        assert min(times) < 2, (language, stateful, code, times)
 
 
 @pytest.mark.parametrize("stateful", [False, True])
