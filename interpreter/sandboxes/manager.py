@@ -155,7 +155,9 @@ class Manager:
             if not live.started.done():
                 live.started.set_exception(error)
                 live.started.exception()
-            log.warning("sandbox did not start", extra={**_fields(live), "error": type(error.__cause__).__name__})
+            log.warning(
+                "sandbox did not start", extra={**_fields(live), "error": type(error.__cause__ or error).__name__}
+            )
         except Exception as error:
             if not live.started.done():
                 live.started.set_exception(InternalError("The sandbox could not be started, for a fault of ours."))
