@@ -268,6 +268,8 @@ class _Supervisor:
                 report = self._control.recv(64)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                continue  # it ended without reading our KILL, which is said before what it sent: CLEAN, most often
             except OSError:
                 report = b""
             if report:

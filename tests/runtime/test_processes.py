@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandboxd import osproc, processes
+from sandboxd import osproc, processes, programs
 from sandboxd.processes import Command, Exited, Process, SpawnError, Zygote
 
 from tests.runtime.box import PYTHON, ROOT
@@ -181,3 +181,24 @@ async def test_extra_descriptors_come_from_three_on(zygote: Zygote, tmp_path: Pa
     finally:
         for descriptor in files:
             os.close(descriptor)
+
+
+async def test_a_supervisor_that_ends_before_it_reads_the_kill_has_left_nothing() -> None:
+    """Its socket then tells of the unread bytes first and of its last report second."""
+    requests, as_zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = Zygote(requests)
+    spawning = asyncio.get_running_loop().create_task(_spawn(zygote, "true"))
+    await asyncio.sleep(0)
+    _, descriptors, *_ = socket.recv_fds(as_zygote, 10, 1)
+    with socket.socket(fileno=descriptors[0]) as supervisor:
+        supervisor.recv(1000)
+        supervisor.send(programs.pack(programs.STARTED, 2**22))
+        process = await spawning
+        supervisor.send(programs.pack(programs.ENDED, -11))
+        assert await process.wait() == Exited(-11)
+        process.kill()
+        supervisor.send(programs.pack(programs.CLEAN))
+    async with asyncio.timeout(5):
+        assert await process.gone()
+    zygote.close()
+    as_zygote.close()
