@@ -1,7 +1,8 @@
 """Connections: accepted, limited, and answered in JSON even where no handler is reached.
 
 Promises: a head comes whole within ``head_timeout_s`` of its first byte, an idle connection lives ``idle_timeout_s``, one
-whose peer reads nothing of its answer ``stall_timeout_s``; an address has at most ``max_per_address`` connections, and what is
+whose peer reads nothing of its answer ``stall_timeout_s``; all answers that wait to be read are ``max_unread_bytes`` together,
+one more of them aside; an address has at most ``max_per_address`` connections, and what is
 not HTTP gets the JSON error of any bad request.
 Leaves to base.py: the body, its limit and its time, since they depend on the route.
 """
@@ -14,7 +15,7 @@ import logging
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ class ConnectionLimits:
     stall_timeout_s: float = 60.0
     max_per_address: int = 1024
     max_connections: int = 4096
+    max_unread_bytes: int = 256 * 2**20
 
 
 def error_body(error: ServiceError) -> bytes:
@@ -76,14 +78,18 @@ def bare_answer(error: ServiceError) -> bytes:
 class ApiStream(IOStream):
     """A connection that times its heads and says in JSON why it ends."""
 
-    def __init__(self, connection: socket.socket, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(
+        self, connection: socket.socket, limits: ConnectionLimits, on_unread: Callable[[ApiStream], None], **kwargs: Any
+    ) -> None:
         self._limits = limits
+        self._on_unread = on_unread
         self._in_head = False
         self.at_rest = asyncio.Event()
         """Set while no request is being read or answered, and once it is closed."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._progress_at = 0.0
+        self.progress_at = 0.0
+        """When the peer has last read something, or was first asked to."""
         super().__init__(connection, **kwargs)
 
     def set_nodelay(self, value: bool) -> None:
@@ -114,15 +120,22 @@ class ApiStream(IOStream):
         written = super().write(data)
         if self._stall_timer is None and not written.done():
             loop = asyncio.get_running_loop()
-            self._progress_at = loop.time()
+            self.progress_at = loop.time()
             self._stall_timer = loop.call_later(self._limits.stall_timeout_s, self._look_for_a_stall)
+        if not written.done():
+            self._on_unread(self)
         return written
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much of its answers waits for the peer."""
+        return 0 if self.closed() else len(self._write_buffer)
 
     def write_to_fd(self, data: memoryview) -> int:
         """Write what the peer takes now."""
         count = super().write_to_fd(data)
         if count:
-            self._progress_at = asyncio.get_running_loop().time()
+            self.progress_at = asyncio.get_running_loop().time()
         return count
 
     def close(self, exc_info: Any = False) -> None:
@@ -141,7 +154,7 @@ class ApiStream(IOStream):
         if self.closed() or not self.writing():
             return
         loop = asyncio.get_running_loop()
-        left_s = self._progress_at + self._limits.stall_timeout_s - loop.time()
+        left_s = self.progress_at + self._limits.stall_timeout_s - loop.time()
         if left_s > 0:
             self._stall_timer = loop.call_later(left_s, self._look_for_a_stall)
             return
@@ -244,7 +257,11 @@ class ApiServer(HTTPServer):
                 # A peer that vanished without a word is noticed, and what it waits for is cancelled.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             stream = ApiStream(
-                connection, limits, max_buffer_size=self.max_buffer_size, read_chunk_size=self.read_chunk_size
+                connection,
+                limits,
+                self._make_room,
+                max_buffer_size=self.max_buffer_size,
+                read_chunk_size=self.read_chunk_size,
             )
         except OSError:
             connection.close()
@@ -252,6 +269,17 @@ class ApiServer(HTTPServer):
         self._addresses[peer] += 1
         self._streams.add(stream)
         self.handle_stream(stream, address)
+
+    def _make_room(self, newest: ApiStream) -> None:
+        """Close the connections that have read nothing for longest, until what waits to be read is within its limit."""
+        waiting = sorted((s for s in self._streams if s.writing() and s is not newest), key=lambda s: s.progress_at)
+        over = sum(stream.unread_bytes for stream in waiting) - self._limits.max_unread_bytes
+        for stream in waiting:
+            if over <= 0:
+                return
+            over -= stream.unread_bytes
+            log_refusal("answer_not_read", 0)
+            stream.close()
 
     def on_close(self, server_conn: Any) -> None:
         """Count a connection as gone."""
