@@ -324,7 +324,9 @@ class Removed(AnswerModel):
     """What was removed."""
 
     removed: int = Field(description="How many; 0 when there was nothing.")
-    purged: bool = Field(description="Whether data was deleted.")
+    purged: bool = Field(
+        description="Whether no data is left; false without `purge`, and while some could not be removed yet."
+    )
 
 
 class Interrupted(AnswerModel):

@@ -250,7 +250,7 @@ def _refused(request: ExecRequest, refused: Refused, live: Live) -> ServiceError
     text = "".join(c if c.isprintable() else " " for c in refused.message[:300])
     match refused.code:
         case "cwd_not_found":
-            return CwdNotFound(text)
+            return CwdNotFound("cwd names no directory inside the sandbox; nothing has run.")
         case "unsupported_field":
             return UnsupportedField(text)
         case "kernel_start_failed":
