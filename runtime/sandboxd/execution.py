@@ -208,7 +208,7 @@ class Running:
             told = self._error
         if told is None:
             return None
-        lines = [_plain(line)[:MAX_ERROR_LINE] for part in told.traceback for line in part.splitlines()]
+        lines = [_plain(line)[:MAX_ERROR_LINE] for part in told.traceback for line in part.splitlines() or [""]]
         return UserError(_plain(told.ename)[:_MAX_NAME], _plain(told.evalue)[:_MAX_VALUE], _cut(lines))
 
     def _append(self, error: UserError) -> None:

@@ -193,6 +193,7 @@ async def test_cancel_interrupts_what_runs(sandbox):
     outcome = await running
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("interrupted", 130, "new")
     assert outcome.error.name == "KeyboardInterrupt"
+    assert "cellbox_kernel" not in outcome.stderr
     assert outcome.stdout == "on\n"
     assert not sandbox.kernels.cancel("me")
 

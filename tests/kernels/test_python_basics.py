@@ -60,7 +60,8 @@ ERRORS = {
     "raise BaseException('b')": ("BaseException", "b"),
     "import asyncio\nraise asyncio.CancelledError": ("CancelledError", ""),
     "raise GeneratorExit": ("GeneratorExit", ""),
-    "x = (": ("SyntaxError", "incomplete input (<cell 1>, line 1)"),
+    "x = (": ("SyntaxError", "'(' was never closed (<cell 1>, line 1)"),
+    "if 1:": ("IndentationError", "expected an indented block after 'if' statement on line 1 (<cell 1>, line 1)"),
     "return 5": ("SyntaxError", "'return' outside function (<cell 1>, line 1)"),
     "  x = 1\n y": ("IndentationError", "unexpected indent (<cell 1>, line 1)"),
     "%nothing": ("UsageError", "Line magic function `%nothing` not found."),
@@ -218,6 +219,13 @@ async def test_nothing_of_ours_shows(sandbox):
 async def test_source_of_a_cell_is_found(sandbox):
     await sandbox.run("def g():\n    return 1\nclass C:\n    def m(self): return 2")
     assert (await sandbox.run("import inspect; print(inspect.getsource(g))")).stdout == "def g():\n    return 1\n\n"
+
+
+async def test_chained_errors_are_set_apart_as_python_does(sandbox):
+    outcome = await sandbox.run("try:\n    1/0\nexcept Exception as e:\n    raise KeyError('k') from e")
+    between = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    assert between in outcome.stderr
+    assert between in "\n".join(outcome.error.traceback)
 
 
 async def test_pip_runs(sandbox):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ _MAX_LINES = 100
 
 _MAX_LINE = 2_000
 _MAX_VALUE = 100_000
+_SIGNAL_HANDLER = str(Path(__file__).with_name("kernel.py"))
+"""An interrupt is raised in here, which says nothing about where the cell was."""
+
 _MACHINERY = ("IPython.", "ipykernel.", "cellbox_kernel.")
 
 
@@ -53,7 +57,10 @@ def _text(error: BaseException) -> str:
 
 def _lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
     try:
-        text = "".join(traceback.TracebackException(kind, error, trace, compact=True).format())
+        shown = traceback.TracebackException(kind, error, trace, compact=True)
+        if kind is KeyboardInterrupt and shown.stack and shown.stack[-1].filename == _SIGNAL_HANDLER:
+            shown.stack.pop()
+        text = "".join(shown.format())
     except BaseException as failed:  # noqa: BLE001 - user code runs in there
         text = f"{kind.__name__}: {_text(error)}\n(no traceback: {type(failed).__name__} while making it)"
     return text.splitlines()

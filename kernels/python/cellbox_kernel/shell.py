@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codeop
 import os
 import subprocess
 import sys
@@ -22,7 +23,14 @@ interactiveshell.warn = lambda *_args, **_options: None  # its one use is advice
 
 
 class Compiler(XCachingCompiler):
-    """Names cells as people do; their lines are found under these names by tracebacks and ``inspect``."""
+    """Names cells as people do; their lines are found under these names by tracebacks and ``inspect``.
+
+    What is wrong with the end of a cell is said as it is in a program, not as "incomplete input": nobody goes on typing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flags &= ~codeop.PyCF_ALLOW_INCOMPLETE_INPUT
 
     def get_code_name(self, _raw_code: str, _code: str, number: int) -> str:
         return f"<cell {number}>"
