@@ -93,6 +93,7 @@ class Channels:
     """The shell and iopub channels to one kernel, from before it listens until ``close``.
 
     on_shell, on_iopub: called in the loop with each message. ours: the kernel greets subscribers and never drops a message.
+    Raises zmq.ZMQError, with nothing left open, where there are no descriptors.
     """
 
     def __init__(
@@ -111,13 +112,21 @@ class Channels:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._information = ""
         self._on = {1: on_shell, 2: on_iopub}
-        self._sockets = {1: context.socket(zmq.DEALER), 2: context.socket(zmq.SUB)}
-        for number, socket in self._sockets.items():
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        try:
+            self._connect(context, connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> None:
+        for number, kind in ((1, zmq.DEALER), (2, zmq.SUB)):
+            socket = self._sockets[number] = context.socket(kind)
             socket.linger = 0
             socket.rcvhwm = socket.sndhwm = 0
             socket.reconnect_ivl = _RECONNECT_MS
             if number == 2:
-                socket.rcvhwm = _WAITING if ours else 0
+                socket.rcvhwm = _WAITING if self._ours else 0
                 socket.subscribe(b"")
             socket.connect(connection.address(number))
             self._loop.add_reader(socket.FD, self._receive, number)
