@@ -109,6 +109,11 @@ _SAME_NUMBER_EVERYWHERE = {
 REFUSED: dict[Architecture, dict[str, int]] = {
     "x86_64": _SAME_NUMBER_EVERYWHERE
     | {
+        # What these make belongs to no process and would outlive its run: memory, of all things.
+        "shmget": 29,
+        "semget": 64,
+        "msgget": 68,
+        "mq_open": 240,
         "ptrace": 101,
         "syslog": 103,
         "uselib": 134,
@@ -164,6 +169,10 @@ REFUSED: dict[Architecture, dict[str, int]] = {
     },
     "aarch64": _SAME_NUMBER_EVERYWHERE
     | {
+        "shmget": 194,
+        "semget": 190,
+        "msgget": 186,
+        "mq_open": 180,
         "lookup_dcookie": 18,
         "umount2": 39,
         "mount": 40,
