@@ -111,7 +111,8 @@ def listeners(listen: Listen) -> list[socket.socket]:
         return [bind_unix_socket(str(listen.path), mode=0o600)] if listen.path is not None else bind(listen)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise StartError(f"SANDBOX_LISTEN cannot be listened on: {reason}.") from error
+        where = listen.path or f"{listen.host}:{listen.port}"
+        raise StartError(f"SANDBOX_LISTEN cannot be listened on: {where}: {reason}.") from error
 
 
 class Stop:

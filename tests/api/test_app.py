@@ -90,7 +90,7 @@ async def test_a_second_service_on_a_data_root_names_the_first(start):
 async def test_an_address_that_is_taken_refuses_the_start_and_leaves_nothing(start, tmp_path):
     first = await start()
     port = httpx.URL(first.url).port
-    with pytest.raises(StartError, match="SANDBOX_LISTEN cannot be listened on"):
+    with pytest.raises(StartError, match=f"SANDBOX_LISTEN cannot be listened on: 127.0.0.1:{port}: Address already"):
         await start(listen=f"127.0.0.1:{port}", data_root=str(tmp_path / "other"))
     again = await start(data_root=str(tmp_path / "other"))
     async with again.client() as client:
