@@ -10,6 +10,7 @@ import pytest
 from sandboxd.protocol import Execute, Finished, KernelGone, Preparing, Progress, Refused, Started
 
 from interpreter.backends.base import BackendError, BackendUnavailable, Stats
+from interpreter.backends.fake import FakeSandbox
 from interpreter.errors import (
     CwdNotFound,
     ExecutionIdTaken,
@@ -310,6 +311,38 @@ async def test_sandboxes_that_never_read_are_given_up_after_a_few(
     with pytest.raises(SandboxStartFailed, match="nothing has run"):
         await house.service.settle(execution)
     assert [event["type"] for event in execution.events.after()] == ["started", "finished"]
+
+
+async def test_a_new_sandbox_begins_when_the_one_before_is_gone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping, go_on, stop = asyncio.Event(), asyncio.Event(), FakeSandbox.stop
+
+    async def slow(sandbox: FakeSandbox) -> None:
+        stopping.set()
+        await go_on.wait()
+        await stop(sandbox)
+
+    await house.exec("a")
+    monkeypatch.setattr(FakeSandbox, "stop", slow)
+    (live,) = house.service._manager._lives.values()
+    house.service._manager.stop(live, "idle")
+    after = house.submit("b")
+    await stopping.wait()
+    await asyncio.sleep(0.2)  # a start that does not wait takes 10 ms
+    assert len(house.backend.started) == 1
+    go_on.set()
+    assert (await house.service.settle(after)).stdout == "b"
+    assert len(house.backend.started) == 2
+
+
+@pytest.mark.parametrize("reason", ["restart", "deleted"])
+async def test_what_ended_with_its_kernel_says_why(house: House, reason: str) -> None:
+    house.sandboxd.script["wait"] = until_cancelled
+    running = house.submit("wait")
+    await house.sandboxd.wait_for("wait")
+    end = house.service.restart_kernel if reason == "restart" else house.service.delete_kernel
+    await end("u1", "chat", "python", "default")
+    answer = await house.service.settle(running)
+    assert (answer.status, answer.reason, answer.exit_code) == ("cancelled", reason, 130)
 
 
 @pytest.mark.parametrize("stateful", [True, False])
