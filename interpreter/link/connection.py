@@ -33,6 +33,7 @@ from sandboxd.protocol import (
     ProtocolError,
     Refused,
     Started,
+    StillWriting,
     StopKernel,
     StreamName,
     ToSandbox,
@@ -93,7 +94,8 @@ class Pending:
 class Connection:
     """The service end. ``run`` must run for anything to arrive.
 
-    on_kernel_gone: told of each kernel that ended between executions. dropped: messages for nobody so far.
+    on_kernel_gone: told of each kernel that ended between executions. on_writing: told that the sandbox is at work though
+    nothing is executed in it. dropped: messages for nobody so far.
     """
 
     def __init__(
@@ -103,12 +105,14 @@ class Connection:
         *,
         limits: LinkLimits,
         on_kernel_gone: Callable[[KernelGone], None] = lambda _gone: None,
+        on_writing: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._limits = limits
         self._on_kernel_gone = on_kernel_gone
+        self._on_writing = on_writing
         self._clock = clock
         self._budget = Budget(per_s=limits.per_s, burst=limits.burst, now=clock())
         self._sending = asyncio.Lock()
@@ -127,6 +131,7 @@ class Connection:
         *,
         limits: LinkLimits,
         on_kernel_gone: Callable[[KernelGone], None] = lambda _gone: None,
+        on_writing: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> Connection:
         """Return the connection over ``accepted``, which it owns from here on."""
@@ -135,7 +140,7 @@ class Connection:
         except BaseException:
             accepted.close()
             raise
-        return cls(reader, writer, limits=limits, on_kernel_gone=on_kernel_gone, clock=clock)
+        return cls(reader, writer, limits=limits, on_kernel_gone=on_kernel_gone, on_writing=on_writing, clock=clock)
 
     async def hello(self, *, within_s: float) -> Hello:
         """Return the first message. Raises LinkTimeout, LinkClosed, ProtocolError for anything else than a hello of ours."""
@@ -271,6 +276,8 @@ class Connection:
                     return self._drop()
             case KernelGone():
                 self._on_kernel_gone(message)
+            case StillWriting():
+                self._on_writing()
             case Hello():
                 raise ProtocolError("a second hello")
         return False

@@ -229,6 +229,7 @@ class Manager:
             accepted,
             limits=self._config.link,
             on_kernel_gone=lambda gone: self._kernel_gone(live, gone),
+            on_writing=lambda: self._table.used(live.row, self._clock()),
             clock=self._clock,
         )
         try:

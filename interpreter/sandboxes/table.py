@@ -20,7 +20,7 @@ RETRY_MAX_S = 60.0
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One sandbox. used_at: when it was last leased or became ready."""
+    """One sandbox. used_at: when it was last leased, became ready, or was at work by itself."""
 
     key: Key
     id: SandboxId
@@ -55,6 +55,10 @@ class Table:
             del self._leases[key]
         if (row := self._rows.get(key)) is not None:
             row.used_at = now
+
+    def used(self, row: Row, now: float) -> None:
+        """Say that something in ``row`` is at work though nobody leases it."""
+        row.used_at = now
 
     def leased(self, key: Key) -> bool:
         """Whether somebody leases ``key``."""

@@ -27,7 +27,7 @@ from .ladder import climb, kill_started, ticks
 from .marks import MarkReader, Pipe
 from .output import Capture, PipeReader
 from .processes import Command, Exited, Process, PythonKernel, SpawnError, Zygote
-from .protocol import BootConfig, Execute, Finished, FromSandbox, Progress, Reason, StreamName
+from .protocol import BootConfig, Execute, Finished, FromSandbox, Progress, Reason, StillWriting, StreamName
 
 START_S = 20.0
 """For a kernel to say that it is there. Ours take a tenth of a second, some others several."""
@@ -56,7 +56,7 @@ class Kernel:
     """A kernel, from ``start`` to its end.
 
     gone: called in the loop with its reason and False, once, when it has ended by itself and nothing ran in it; with True when
-    something of it could not be ended and no execution can say so. send: takes Progress.
+    something of it could not be ended and no execution can say so. send: takes Progress and StillWriting.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Kernel:
         self._send = send
         self._number = 0
         self._heard = 0
+        self._told_at = 0.0
         self._running: Running | None = None
         self._remembered: OrderedDict[int, Running] = OrderedDict()
         self._ending: Reason | None = None
@@ -345,15 +346,19 @@ class Kernel:
 
     def text(self, execution: int, stream: Pipe, data: bytes) -> None:
         """Marked text: see ``marks.Heard``."""
-        running = self._remembered.get(execution)
-        if running is not None:
-            running.capture(stream).feed(data)
+        self._capture(execution, stream, data)
 
     def raw(self, pipe: Pipe, data: bytes) -> None:
         """Bytes of nobody in particular: see ``marks.Heard``."""
-        running = self._remembered.get(self._number)
+        self._capture(self._number, pipe, data)
+
+    def _capture(self, execution: int, stream: Pipe, data: bytes) -> None:
+        running = self._remembered.get(execution)
         if running is not None:
-            running.capture(pipe).feed(data)
+            running.capture(stream).feed(data)
+        if self._running is None and self._loop.time() - self._told_at > _PROGRESS_S:
+            self._told_at = self._loop.time()
+            self._send(StillWriting())
 
 
 def reason(exited: Exited) -> Reason:

@@ -44,7 +44,7 @@ _NOT_RUN = Outcome("cancelled", 130, 0)
 class Kernels:
     """All kernels of a sandbox, by (language, context).
 
-    send: called with Preparing, Started, Progress and KernelGone, in the loop; must not block or raise.
+    send: called with Preparing, Started, Progress, KernelGone and StillWriting, in the loop; must not block or raise.
     """
 
     def __init__(self, config: BootConfig, zygote: Zygote, send: Callable[[FromSandbox], None]) -> None:

@@ -254,7 +254,11 @@ class KernelStopped(Message):
     sandbox_unsafe: bool = False
 
 
-FromSandbox = Hello | Preparing | Started | Progress | Finished | Refused | KernelGone | KernelStopped
+class StillWriting(Message):
+    """A background job of some kernel goes on writing, so the sandbox is in use. Sent at most four times a second."""
+
+
+FromSandbox = Hello | Preparing | Started | Progress | Finished | Refused | KernelGone | KernelStopped | StillWriting
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------

@@ -331,3 +331,14 @@ def sandbox_tree(cellbox: Cellbox) -> list[int]:
 def state_of(cellbox: Cellbox, scope: str) -> str | None:
     listed = cellbox.client.get(f"/v1/scopes/{scope}/sessions").json()["sessions"]
     return listed[0]["state"] if listed else None
+
+
+def test_a_background_job_that_writes_keeps_its_sandbox(serve: Any, scope: str) -> None:
+    """And once it is silent the sandbox is as idle as any."""
+    service = serve(idle_ttl="1")
+    code = "import subprocess\nx = 1\njob = subprocess.Popen(['sh', '-c', 'for i in $(seq 25); do echo $i; sleep 0.2; done'])"
+    service.cell(code, scope=scope, session="s")
+    time.sleep(3)  # three times what an idle sandbox lives
+    assert service.cell("x", scope=scope, session="s")["state"] == "kept"
+    service.wait_for(lambda: not service.processes(scope), within_s=8)
+    assert service.cell("1", scope=scope, session="s")["reason"] == "idle"
