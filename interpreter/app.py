@@ -174,11 +174,14 @@ async def serve(
         server.add_sockets(sockets)
         stack.push_async_callback(_close_server, server, settings.address)
         _announce(settings, choice, sockets, keys, say)
-        await _until_drained(service, api, server, stop, say)
+        await _until_drained(service, api, stop, say)
+        await finish(service.aclose(), within_s=CLOSE_S)
+        # An execution has ended before its answer is written: closing now would cut it off.
+        await server.at_rest(within_s=ANSWERS_S)
 
 
-async def _until_drained(service: Interpreter, api: Api, server: ApiServer, stop: Stop, say: Say) -> None:
-    """Serve until ``stop`` says so, then let what runs end and its answers leave, unless it says now."""
+async def _until_drained(service: Interpreter, api: Api, stop: Stop, say: Say) -> None:
+    """Serve until ``stop`` says so, then let what runs end, unless it says now."""
     await stop.gently.wait()
     api.draining = True
     if stop.now.is_set():
@@ -186,17 +189,11 @@ async def _until_drained(service: Interpreter, api: Api, server: ApiServer, stop
         return
     say("draining: new calls are refused; waiting for what runs … (Ctrl-C: stop now)")
     tasks = Tasks()
-    waits = [tasks.start(_drain(service, server), name="drain"), tasks.start(_wait(stop.now), name="stop now")]
+    waits = [tasks.start(service.drain(), name="drain"), tasks.start(_wait(stop.now), name="stop now")]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await tasks.aclose(within_s=CLOSE_S)
-
-
-async def _drain(service: Interpreter, server: ApiServer) -> None:
-    await service.drain()
-    # An execution has ended before its answer is written: closing now would cut it off.
-    await server.at_rest(within_s=ANSWERS_S)
 
 
 async def _wait(event: asyncio.Event) -> None:
@@ -256,8 +253,8 @@ def _announce(settings: Settings, choice: Choice, sockets: list[socket.socket], 
 
 def _limits(settings: Settings, backend: Backend) -> str:
     """One line on what a sandbox may use."""
-    if backend.name == "process":
-        return f"none on memory, processor and processes: nothing is isolated; {settings.max_sessions} sandboxes"
+    if not backend.limits_hold:
+        return f"none on memory, processor and processes; {settings.max_sessions} sandboxes"
     cores = f"{settings.cpus:g} {'core' if settings.cpus == 1 else 'cores'}"
     return (
         f"{settings.memory_mb} MiB memory, {cores}, {settings.pids_limit} processes per sandbox; "

@@ -114,6 +114,8 @@ class Backend(abc.ABC):
     name: ClassVar[Literal["docker", "bubblewrap", "process", "fake"]]
     single_tenant: bool = False
     """True where only one scope may be served, since scopes could not be kept apart."""
+    limits_hold: bool = True
+    """False where memory, processes and CPU of a sandbox as a whole are not limited. Known after ``check``."""
 
     @abc.abstractmethod
     async def check(self) -> list[str]:

@@ -51,6 +51,7 @@ def tenant_environment(
         "PIP_BREAK_SYSTEM_PACKAGES": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_INPUT": "1",
+        "PIP_RETRIES": "0",  # there is no network: pip says so at once
         "PIP_CACHE_DIR": f"{user}/.cache/pip",
         "NPM_CONFIG_CACHE": f"{user}/.cache/npm",
         "NPM_CONFIG_PREFIX": str(local),

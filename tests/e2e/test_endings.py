@@ -342,3 +342,26 @@ def test_a_background_job_that_writes_keeps_its_sandbox(serve: Any, scope: str) 
     assert service.cell("x", scope=scope, session="s")["state"] == "kept"
     service.wait_for(lambda: not service.processes(scope), within_s=8)
     assert service.cell("1", scope=scope, session="s")["reason"] == "idle"
+
+
+def test_ctrl_c_gives_what_runs_an_answer(serve: Any, scope: str) -> None:
+    service = serve()
+    service.cell("x = 1", scope=scope, session="s")
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(
+                service.exec,
+                f"open('{n}', 'w')\nimport time\ntime.sleep(60)",
+                scope=scope,
+                session="s",
+                stateful=bool(n),
+            )
+            for n in range(2)
+        ]
+        workspace = service.root / scope / "sessions" / "s"
+        service.wait_for(lambda: len(list(workspace.iterdir())) == 2, within_s=10)
+        service.process.send_signal(signal.SIGINT)
+        answers = [call.result() for call in calls]
+    assert service.process.wait(20) == 0
+    assert {answer["status"] for answer in answers} <= {"cancelled", "died"}
+    assert not service.processes()

@@ -295,12 +295,13 @@ class BubblewrapBackend(Backend):
 
     def _warnings(self) -> list[str]:
         found = []
+        self.limits_hold = self._cgroups is not None
         if self.single_tenant:
             found.append(
                 "not running as root: one scope only, and its code runs under this user's own uid. Run as root (or use"
                 " Docker) to serve several scopes apart"
             )
-        if self._cgroups is None:
+        if not self.limits_hold:
             found.append(
                 "no writable cgroups: memory, processes and CPU of a sandbox are not limited as a whole. Run under"
                 " `systemd-run --user --scope -p Delegate=yes`, or as root"

@@ -94,6 +94,7 @@ class ProcessBackend(Backend):
 
     name = "process"
     single_tenant = True
+    limits_hold = False
 
     def __init__(self, *, root: Path, venv: Path | None = None, boot: Callable[[str], list[str]] | None = None) -> None:
         self._venv = venv
