@@ -80,11 +80,15 @@ def test_a_stateful_timeout_answers_in_time_and_says_what_is_left(cellbox: Cellb
 def test_a_stateless_timeout_kills_the_run(cellbox: Cellbox, scope: str, name: str) -> None:
     language, code = STATELESS[name]
     cellbox.exec("1", scope=scope, session="s")
+    before = len(cellbox.processes(scope))
     answer, took = timed(cellbox, scope=scope, session="s", language=language, code=code, timeout=TIMEOUT_S)
     assert took <= TIMEOUT_S + GRACE_S + SLACK_S
     assert (answer["status"], answer["timed_out"], answer["exit_code"]) == ("timeout", True, 137)
     assert answer["stdout"] == "before\n"
     assert answer["state"] is None
+    left = cellbox.processes(scope)
+    assert len(left) <= before + 2, left  # a supervisor and a process may be ready for the next run
+    assert not any("sleep" in line or "node" in line for line in left.values()), left
     assert cellbox.exec("print(42)", scope=scope, session="s")["stdout"] == "42\n"
 
 

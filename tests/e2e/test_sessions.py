@@ -119,6 +119,29 @@ with zipfile.ZipFile("own-1.0-py3-none-any.whl", "w") as wheel:
     assert "\npandas==" in listed
 
 
+def test_what_pip_installs_is_there_at_once_and_for_the_whole_scope(cellbox: Cellbox, scope: str) -> None:
+    """Into the running kernel, in other sessions, in stateless runs, by its command; and in no other scope."""
+    wheel = """
+        import zipfile
+        with zipfile.ZipFile("greeting-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("greeting.py", "def main(): print('hello')\\n")
+            info = "greeting-1.0.dist-info/"
+            wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: greeting\\nVersion: 1.0\\n")
+            wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+            wheel.writestr(info + "entry_points.txt", "[console_scripts]\\ngreet = greeting:main\\n")
+            wheel.writestr(info + "RECORD", "")
+    """
+    cellbox.cell(_dedent(wheel), scope=scope, session="a")
+    installed = cellbox.cell("%pip install ./greeting-1.0-py3-none-any.whl", scope=scope, session="a")
+    assert "Successfully installed greeting-1.0" in installed["stdout"], installed
+    assert cellbox.cell("import greeting\ngreeting.main()", scope=scope, session="a")["stdout"] == "hello\n"
+    assert cellbox.exec("import greeting\ngreeting.main()", scope=scope, session="b")["stdout"] == "hello\n"
+    assert cellbox.exec("greet", language="bash", scope=scope, session="b")["stdout"] == "hello\n"
+    assert (cellbox.root / scope / "workspace" / ".local").is_dir()
+    other = cellbox.exec("import greeting", scope=f"{scope}x", session="a")
+    assert "ModuleNotFoundError" in other["stderr"]
+
+
 def test_no_secret_and_no_path_of_the_host_stands_in_proc(cellbox: Cellbox, scope: str) -> None:
     """S11, B2: neither the key nor a path of the host stands in anything a tenant can read.
 
