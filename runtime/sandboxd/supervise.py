@@ -83,7 +83,8 @@ def serve_runs(control: socket.socket, environment: dict[str, str]) -> NoReturn:
             order.close()
             _become_run(their_order)
         their_order.close()
-        stay = _serve_run(control, order, wake, pid)
+        if _outlived(control, wake, pid):
+            stay = _serve_run(control, order, wake, pid)
         order.close()
         _wait_for_request(control, _REST_MS)
     os._exit(0)
@@ -114,6 +115,21 @@ def _become_supervisor() -> int:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     return afterfork.wake_on_child()
+
+
+def _outlived(control: socket.socket, wake: int, pid: int) -> bool:
+    """Wait for a request, or its end; False if ``pid``, which is ready for it, was killed by then."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    while True:
+        ready = [descriptor for descriptor, _ in poll.poll()]
+        if wake in ready:
+            afterfork.drain(wake)
+            if _reap(pid)[1] is not None:
+                return False
+        if control.fileno() in ready:
+            return True
 
 
 def _wait_for_request(control: socket.socket, within_ms: int) -> None:

@@ -171,6 +171,24 @@ for entry in os.listdir('/proc'):
         assert sandbox.run("print(1)").outcome.stdout == "1\n"
 
 
+def test_processes_that_were_killed_while_they_waited_are_replaced(sandbox: Box) -> None:
+    """Anyone of the same user can kill them; the runs that come after get others and notice nothing."""
+    for execution in [sandbox.begin("import time; time.sleep(0.2)") for _ in range(2)]:
+        sandbox.end(execution)
+    deadline = time.monotonic() + 5
+    while len(waiting := _waiting(sandbox)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for pid in waiting:
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.001)
+    for _ in range(4):
+        answer = sandbox.end(sandbox.begin("print(1)"))
+        assert isinstance(answer, Finished), answer
+        assert (answer.outcome.stdout, answer.sandbox_unsafe) == ("1\n", False)
+
+
 def test_the_death_of_sandboxd_ends_everything(sandbox: Box) -> None:
     sandbox.begin(DAEMON + "\ntime.sleep(600)")
     while not (sandbox.workspace / "alive").exists():
@@ -290,6 +308,12 @@ def _sandboxd(sandbox: Box) -> int:
     """The first process that the boot process forked."""
     own = [pid for pid in sandbox.processes() if _parent(pid) == sandbox.boot.pid]
     return min(own)
+
+
+def _waiting(sandbox: Box) -> list[int]:
+    """The processes that are ready for the next runs, when nothing runs: children of supervisors."""
+    own = sandbox.processes()
+    return [pid for pid in own if _parent(_parent(pid)) == sandbox.boot.pid]
 
 
 def _parent(pid: int) -> int:
