@@ -26,8 +26,8 @@ _KNOWN_AT_START = {"PYTHONUNBUFFERED", "PYTHONUSERBASE", "LANG", "LC_ALL"}
 """Of these the environment of every sandbox has some, and forks honour them: the locale is UTF-8 in both."""
 
 _PYTHON_WITH_STDIN = (
-    "import sys, os; sys.argv[0] = '-'; f = os.fdopen(3, 'rb'); c = f.read(); f.close(); "
-    "exec(compile(c, '<stdin>', 'exec'), {k: v for k, v in globals().items() if k not in ('sys', 'os', 'f', 'c')})"
+    "import sys, os; sys.argv[0] = '-'; f = os.fdopen(3, 'rb'); c = compile(f.read(), '<stdin>', 'exec'); f.close(); "
+    "del sys, os, f; exec(globals().pop('c'))"
 )
 _NODE = ["node", "-r", str(Path(__file__).with_name("node_output.cjs"))]
 _NODE_STDIN = ["-r", str(Path(__file__).with_name("node_stdin.cjs"))]

@@ -183,6 +183,16 @@ def test_a_time_zone_of_one_run_acts(sandbox: Box) -> None:
         ({"PYTHONIOENCODING": "latin-1"}, "import sys; print(sys.stdout.encoding)", "iso8859-1\n"),
         ({"PYTHONUTF8": "1"}, "import sys; print(sys.argv, __name__, sys.flags.utf8_mode)", "['-'] __main__ 1\n"),
         ({"PYTHONDONTWRITEBYTECODE": "1"}, "import sys; print(sys.stdin.read())", None),
+        (
+            {"PYTHONDONTWRITEBYTECODE": "1"},
+            "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",
+            "True\n",
+        ),
+        (
+            {"PYTHONDONTWRITEBYTECODE": "1"},
+            "print([n for n in globals() if not n.startswith('__')])",
+            "[]\n",
+        ),
     ],
 )
 def test_variables_that_only_a_start_reads_act(
