@@ -192,13 +192,16 @@ class Zygote:
 
     def _fork(self, kind: bytes) -> _Supervisor:
         """Ask the zygote for a supervisor. It need not exist yet when this returns."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                socket.send_fds(self._requests, [kind], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                raise SpawnError("The sandbox cannot start processes now.", error.errno) from error
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                try:
+                    socket.send_fds(self._requests, [kind], [theirs.fileno()])
+                except OSError:
+                    ours.close()
+                    raise
+        except OSError as error:
+            raise SpawnError("The sandbox cannot start processes now.", error.errno) from error
         return _Supervisor(ours, self._keep if kind == zygote.RUNS else _Supervisor.dismiss)
 
     def _keep(self, supervisor: _Supervisor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -94,6 +95,16 @@ async def test_what_cannot_start_says_why(zygote: Zygote, argv: list[str], cwd: 
 async def test_a_request_that_is_too_large_is_refused(zygote: Zygote) -> None:
     with pytest.raises(SpawnError):
         await _spawn(zygote, "true", BIG="x" * 200_000)
+
+
+async def test_without_a_descriptor_left_it_says_so(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socketpair", none_left)
+    with pytest.raises(SpawnError) as caught:
+        await _spawn(zygote, "true")
+    assert caught.value.errno == errno.EMFILE
 
 
 async def test_after_close_nothing_starts(zygote: Zygote) -> None:
