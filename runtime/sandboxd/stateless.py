@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import functools
 import logging
 import os
@@ -120,12 +121,11 @@ def _exit_code(error: SystemExit) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
-    _say(str(code))
+    _say(code)
     return 1
 
 
-def _say(text: str) -> None:
-    try:
-        sys.stderr.write(text + "\n")
-    except Exception:  # noqa: BLE001 - closed, replaced or None; the interpreter gives up likewise
-        return
+def _say(what: object) -> None:
+    for part in (what, "\n"):
+        with contextlib.suppress(Exception):  # its text fails, or the stream is closed or None
+            sys.stderr.write(str(part))

@@ -71,6 +71,7 @@ SNIPPETS = {
     "exit huge": "raise SystemExit(2**40)",
     "exit true": "raise SystemExit(True)",
     "exit text": "import sys\nsys.exit('a message')",
+    "exit text that fails": "class E:\n    def __str__(self): 1/0\nraise SystemExit(E())",
     "exit tuple": "raise SystemExit(1, 2)",
     "exit by name": "exit(4)",
     "quit": "quit()",
