@@ -293,5 +293,6 @@ class _Supervisor:
             self.dismiss(SpawnError(os.strerror(value), value))
         else:
             self._process = None
+            process.on_ended(value)
             process.on_over(clean=True, error=SpawnError("The program was not started."))
             self._when_idle(self)

@@ -23,9 +23,9 @@ STARTED = b"s"
 FAILED = b"f"
 """value: errno. The program could not be started; nothing is left."""
 ENDED = b"e"
-"""value: exit code, or minus a signal's number. Descendants may be left."""
+"""value: exit code, or minus a signal's number. Descendants are left; not said where there are none."""
 CLEAN = b"c"
-"""The program and all its descendants are ended and reaped. The last report."""
+"""The program and all its descendants are ended and reaped. value: as of ENDED. The last report."""
 
 _REPORT = struct.Struct("!cii")
 

@@ -197,15 +197,16 @@ def _watch(control: socket.socket, wake: int, program: int) -> bool:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(wake, select.POLLIN)
-    over, connected = False, True
+    over, connected, ended = False, True, 0
     while True:
         any_left, status = _reap(program)
         if status is not None:
-            _tell(control, programs.ENDED, status)
-            over = True
+            over, ended = True, status
         if not any_left:
-            _tell(control, programs.CLEAN)
+            _tell(control, programs.CLEAN, ended)
             return connected
+        if status is not None:
+            _tell(control, programs.ENDED, status)
         if over:
             osproc.kill_below(os.getpid())
         for descriptor, _ in poll.poll(_SWEEP_EVERY_MS if over else None):

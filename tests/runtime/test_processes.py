@@ -208,7 +208,7 @@ async def test_a_supervisor_that_ends_before_it_reads_the_kill_has_left_nothing(
         supervisor.send(programs.pack(programs.ENDED, -11))
         assert await process.wait() == Exited(-11)
         process.kill()
-        supervisor.send(programs.pack(programs.CLEAN))
+        supervisor.send(programs.pack(programs.CLEAN, -11))
     async with asyncio.timeout(5):
         assert await process.gone()
     zygote.close()
