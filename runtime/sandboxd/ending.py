@@ -32,6 +32,7 @@ def rehearse() -> None:
     """Do what an end does, as far as it changes nothing."""
     _flush(tell=False)
     _destroy()
+    osproc.libc.fflush(None)
 
 
 def forget_last() -> None:

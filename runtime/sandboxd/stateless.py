@@ -21,7 +21,7 @@ from importlib.machinery import BuiltinImporter
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from . import afterfork, ending
+from . import afterfork, ending, programs
 from .programs import PythonRun
 
 _CODE = 3
@@ -30,9 +30,15 @@ _CODE = 3
 
 def rehearse() -> None:
     """Do once, while nobody waits, what the program's process will do: its own copies of memory pages are made now."""
+    programs.decode(programs.encode(PythonRun(dict(os.environ), "/")))
+    afterfork.rehearse()
     afterfork.settle(dict(os.environ), ["-"])
     _make_main()
-    exec(compile(b"pass", "<stdin>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102
+    with contextlib.suppress(afterfork.Unwind):
+        raise afterfork.Unwind
+    exec(compile(b"print(end='')", "<stdin>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102
+    atexit._clear()
+    atexit._run_exitfuncs()
     ending.rehearse()
 
 
