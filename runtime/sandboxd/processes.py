@@ -291,7 +291,7 @@ class _Supervisor:
             process.on_ended(value)
         elif kind == programs.FAILED:
             self.dismiss(SpawnError(os.strerror(value), value))
-        else:
+        elif kind == programs.CLEAN:
             self._process = None
             process.on_ended(value)
             process.on_over(clean=True, error=SpawnError("The program was not started."))

@@ -18,6 +18,8 @@ MAX_REQUEST = 2**17
 
 MAX_DESCRIPTORS = 16
 
+READY = b"r"
+"""The supervisor exists: from now on it can be killed, should the tenant stop it. The first report."""
 STARTED = b"s"
 """value: pid of the program."""
 FAILED = b"f"

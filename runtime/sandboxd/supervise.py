@@ -43,7 +43,7 @@ _ALL_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 def serve_one(control: socket.socket) -> NoReturn:
     """Be the supervisor of the one program that comes over ``control``. For a fresh fork of the zygote."""
-    wake = _become_supervisor()
+    wake = _become_supervisor(control)
     request, descriptors = _receive(control)
     if not request:
         os._exit(0)
@@ -68,7 +68,7 @@ def serve_runs(control: socket.socket, environment: dict[str, str]) -> NoReturn:
     environment: of most programs, set ahead of time. Raises afterfork.Unwind in the forks that become programs: no caller
     may catch it.
     """
-    wake = _become_supervisor()
+    wake = _become_supervisor(control)
     preloaded.put_aside()
     afterfork.set_environment(environment)
     stay = True
@@ -108,12 +108,13 @@ def _serve_run(control: socket.socket, order: socket.socket, wake: int, pid: int
     return _watch(control, wake, pid)
 
 
-def _become_supervisor() -> int:
-    """Return a descriptor that becomes readable when a child has ended."""
+def _become_supervisor(control: socket.socket) -> int:
+    """Say that we are there; return a descriptor that becomes readable when a child has ended."""
     os.setsid()
     osproc.become_subreaper()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    _tell(control, programs.READY)
     return afterfork.wake_on_child()
 
 

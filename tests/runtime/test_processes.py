@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sandboxd import osproc, processes, programs
+from sandboxd import zygote as zygote_module
 from sandboxd.processes import Command, Exited, Process, SpawnError, Zygote
 
 from tests.runtime.box import PYTHON, ROOT
@@ -174,6 +175,37 @@ async def test_a_program_that_never_starts_is_given_up(
     silent, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with silent, other, pytest.raises(SpawnError):
         await _spawn(Zygote(silent), "true")
+
+
+async def test_a_supervisor_that_is_stopped_before_it_tells_of_a_start_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have started the program by then, so what is below it must come to the zygote."""
+    monkeypatch.setattr(processes, "START_WITHIN_S", 0.1)
+    requests, as_zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = Zygote(requests)
+    spawning = asyncio.get_running_loop().create_task(_spawn(zygote, "true"))
+    await asyncio.sleep(0)
+    _, descriptors, *_ = socket.recv_fds(as_zygote, 10, 1)
+    with socket.socket(fileno=descriptors[0]) as control:
+        stopped = await asyncio.create_subprocess_exec("sleep", "60")
+        control.send(programs._REPORT.pack(programs.READY, 0, stopped.pid))
+        with pytest.raises(SpawnError):
+            await spawning
+    assert await stopped.wait() == -signal.SIGKILL
+    zygote.close()
+    as_zygote.close()
+
+
+def test_the_first_report_of_a_supervisor_names_it(requests: socket.socket) -> None:
+    for kind in (zygote_module.ONE, zygote_module.RUNS):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            socket.send_fds(requests, [kind], [theirs.fileno()])
+            ours.settimeout(5)
+            report = programs.unpack(ours.recv(64))
+            assert report.kind == programs.READY
+            assert osproc.find(report.supervisor) is not None
 
 
 async def test_extra_descriptors_come_from_three_on(zygote: Zygote, tmp_path: Path) -> None:
