@@ -245,3 +245,15 @@ def test_every_module_says_what_it_owns() -> None:
 def test_every_folder_of_tests_is_a_package() -> None:
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_every_exception_from_lint_and_types_has_its_reason_beside_it() -> None:
+    marker = re.compile(r"# (?:noqa: [A-Z0-9, ]+|type: ignore\[[a-z, -]+\])(?P<reason>.*)$")
+    bare = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in ("interpreter", "runtime", "kernels")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := marker.search(line)) and len(found["reason"].strip(" -#")) < 5
+    ]
+    assert bare == []

@@ -70,7 +70,7 @@ def choose(name: Name, config: BackendConfig) -> Choice:
 def _make(name: str, config: BackendConfig) -> Backend:
     # Each backend is imported only where it is used: one must not fail for what another needs.
     if name == "bubblewrap":
-        from interpreter.backends.bubblewrap.backend import BubblewrapBackend  # noqa: PLC0415
+        from interpreter.backends.bubblewrap.backend import BubblewrapBackend  # noqa: PLC0415 - only what is used
 
         return BubblewrapBackend(
             root=config.root,
@@ -79,7 +79,7 @@ def _make(name: str, config: BackendConfig) -> Backend:
             probe_uid=config.probe_uid if os.geteuid() == 0 else None,
         )
     if name == "process":
-        from interpreter.backends.process.backend import ProcessBackend  # noqa: PLC0415
+        from interpreter.backends.process.backend import ProcessBackend  # noqa: PLC0415 - only what is used
 
         return ProcessBackend(root=config.root)
     raise BackendUnavailable(f"The backend {name!r} is not there in this version.")

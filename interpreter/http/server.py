@@ -99,7 +99,7 @@ class ApiStream(IOStream):
         """Read the head of the next request; Tornado reads nothing else this way."""
         self._in_head = True
         self.at_rest.set()
-        future: asyncio.Future[bytes] = super().read_until_regex(regex, max_bytes)  # type: ignore[assignment]
+        future: asyncio.Future[bytes] = super().read_until_regex(regex, max_bytes)  # type: ignore[assignment]  # Any result
         future.add_done_callback(self._head_ended)
         return future
 
@@ -207,7 +207,7 @@ def peer_of(connection: Any) -> str:
 class ApiServer(HTTPServer):
     """Tornado's server with our limits on connections."""
 
-    def initialize(self, application: Any, limits: ConnectionLimits) -> None:  # type: ignore[override]
+    def initialize(self, application: Any, limits: ConnectionLimits) -> None:  # type: ignore[override]  # Configurable passes them
         """Serve ``application``. Bodies are limited by the handlers, which know how to refuse them in JSON."""
         self._limits = limits
         self._addresses: Counter[str] = Counter()

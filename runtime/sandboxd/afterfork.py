@@ -103,8 +103,8 @@ def settle(env: dict[str, str], argv: list[str]) -> None:
     _open_streams()
     paths.restore()
     random.seed()
-    logging._startTime = time.time()  # type: ignore[attr-defined]
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    logging._startTime = time.time()  # type: ignore[attr-defined]  # private to CPython
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # private to CPython
 
 
 def set_environment(env: dict[str, str]) -> None:
@@ -149,4 +149,4 @@ def _stream(name: str, descriptor: int, mode: str, *, buffered: bool) -> TextIO:
         write_through=not buffered,
     )
     stream.mode = mode[0]
-    return stream  # type: ignore[no-any-return]
+    return stream  # type: ignore[no-any-return]  # TextIOWrapper, which a variable class hides

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 from . import paths, preloaded
 
+# What has been imported before these two calls counts as there in every program; all other imports come after them.
 preloaded.note_plain()
 paths.note()
 
-import gc  # noqa: E402 - what is imported before the two lines above counts as there in every program
-import os  # noqa: E402
-import signal  # noqa: E402
-import socket  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
+import gc
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
 
-import msgspec  # noqa: E402
+import msgspec
 
-from . import osproc, seccomp  # noqa: E402
-from .protocol import BootConfig  # noqa: E402
+from . import osproc, seccomp
+from .protocol import BootConfig
 
 
 def main() -> None:

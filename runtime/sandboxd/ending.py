@@ -44,7 +44,7 @@ def forget_last() -> None:
 def finish(status: int, *, by_interrupt: bool = False) -> NoReturn:
     """End the process with exit code ``status``, or by SIGINT as an interpreter does after a KeyboardInterrupt."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]  # private to CPython
     except BaseException:  # noqa: BLE001 - an interrupt while joining; the interpreter goes on too
         traceback.print_exc()
     atexit._run_exitfuncs()

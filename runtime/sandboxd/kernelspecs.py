@@ -67,7 +67,7 @@ class Kernelspec(Struct, frozen=True):
         command = []
         for argument in self.argv:
             for placeholder, value in values.items():
-                argument = argument.replace(placeholder, value)  # noqa: PLW2901
+                argument = argument.replace(placeholder, value)  # noqa: PLW2901 - filled in step by step
             command.append(argument)
         return command
 

@@ -66,8 +66,8 @@ def put_aside() -> None:
         if top not in family or not all(map(_has_file, family.values())):
             family.clear()
     sys.meta_path[:] = _meta_path
-    warnings.filters[:] = _filters  # type: ignore[index]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
+    warnings.filters[:] = _filters  # type: ignore[index]  # a list, the stubs say Sequence
+    warnings._filters_mutated()  # type: ignore[attr-defined]  # private to CPython
     PathFinder.find_spec = classmethod(_find)  # type: ignore[assignment, method-assign]
 
 

@@ -36,7 +36,7 @@ def rehearse() -> None:
     _make_main()
     with contextlib.suppress(afterfork.Unwind):
         raise afterfork.Unwind
-    exec(compile(b"print(end='')", "<stdin>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102
+    exec(compile(b"print(end='')", "<stdin>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102 - the job
     atexit._clear()
     atexit._run_exitfuncs()
     ending.rehearse()
@@ -71,7 +71,7 @@ def _drive(source: bytes, _kind: object, _value: object, _trace: object) -> NoRe
     ending.forget_last()
     error: BaseException | None = None
     try:
-        exec(compile(source, "<stdin>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102
+        exec(compile(source, "<stdin>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))  # noqa: S102 - the job
     except BaseException as caught:  # noqa: BLE001 - whatever the program raises ends it
         error = caught.with_traceback(caught.__traceback__ and caught.__traceback__.tb_next)
     uncaught, error = [error], None
@@ -115,7 +115,7 @@ def _report(uncaught: list[BaseException | None]) -> tuple[int, bool]:
 def _call_hook(hook: object, error: BaseException, trace: TracebackType | None) -> BaseException | None:
     """Call the program's ``sys.excepthook``; return what it raised."""
     try:
-        hook(type(error), error, trace)  # type: ignore[operator]
+        hook(type(error), error, trace)  # type: ignore[operator]  # the program's
     except BaseException as failed:  # noqa: BLE001 - it is the program's
         return failed.with_traceback(failed.__traceback__ and failed.__traceback__.tb_next)
     return None

@@ -55,8 +55,8 @@ def rooms(tmp_mib: int) -> list[Room]:
     """Return the writable places beside the scope's data."""
     size = tmp_mib * _MIB
     return [
-        Room("/dev/shm", "1777", size, size // _BYTES_PER_FILE),  # noqa: S108
-        Room("/tmp", "1777", size, size // _BYTES_PER_FILE),  # noqa: S108
+        Room("/dev/shm", "1777", size, size // _BYTES_PER_FILE),  # noqa: S108 - inside the sandbox
+        Room("/tmp", "1777", size, size // _BYTES_PER_FILE),  # noqa: S108 - inside the sandbox
         Room(str(KERNEL_FILES), "0700", _KERNEL_FILES_BYTES, _KERNEL_FILES_BYTES // _BYTES_PER_FILE),
     ]
 

@@ -72,7 +72,7 @@ class ProcessSandbox(Sandbox):
 
     async def _watch(self) -> None:
         # Asked again and again, which works on every system; this backend is for development.
-        while not self._has_ended():  # noqa: ASYNC110
+        while not self._has_ended():  # noqa: ASYNC110 - see above
             await asyncio.sleep(_POLL_S)
         while not await asyncio.to_thread(tree.end, self._process.pid, self._mark, within_s=_STOP_S):
             pass  # stop() says so

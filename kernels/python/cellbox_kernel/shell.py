@@ -87,17 +87,17 @@ class Shell(ZMQInteractiveShell):
     def showtraceback(
         self,
         exc_tuple: Any = None,
-        filename: str | None = None,  # noqa: ARG002
-        tb_offset: int | None = None,  # noqa: ARG002
-        exception_only: bool = False,  # noqa: ARG002
-        running_compiled_code: bool = False,  # noqa: ARG002
+        filename: str | None = None,
+        tb_offset: int | None = None,
+        exception_only: bool = False,
+        running_compiled_code: bool = False,
     ) -> None:
         """Show an error of the cell, whatever its kind, in one way."""
         kind, error, trace = exc_tuple or sys.exc_info()
         if kind is not None and error is not None:
             self.show(kind, error, trace)
 
-    def showsyntaxerror(self, filename: str | None = None, running_compiled_code: bool = False) -> None:  # noqa: ARG002
+    def showsyntaxerror(self, filename: str | None = None, running_compiled_code: bool = False) -> None:
         self.showtraceback()
 
     def showindentationerror(self) -> None:
@@ -125,8 +125,8 @@ class Shell(ZMQInteractiveShell):
     def _format_exception_for_storage(
         self,
         exception: BaseException,
-        filename: str | None = None,  # noqa: ARG002
-        running_compiled_code: bool = False,  # noqa: ARG002
+        filename: str | None = None,
+        running_compiled_code: bool = False,
     ) -> dict[str, Any]:
         """What the history keeps of an error: IPython's own way takes seconds for a deep recursion."""
         described = self.shown or errors.describe(type(exception), exception, exception.__traceback__)
@@ -144,7 +144,7 @@ class Shell(ZMQInteractiveShell):
         command = self.var_expand(cmd, depth=1)
         self.kernel.put_streams_right()
         shell = os.environ.get("SHELL")
-        done = subprocess.run(command, shell=True, executable=shell, stdin=subprocess.DEVNULL, check=False)  # noqa: S602
+        done = subprocess.run(command, shell=True, executable=shell, stdin=subprocess.DEVNULL, check=False)  # noqa: S602 - what `!` means
         self.user_ns["_exit_code"] = done.returncode
         packages.find_new()
 

@@ -78,7 +78,7 @@ class Streams:
         except OSError:
             os.open(os.devnull, os.O_RDONLY)  # the lowest free descriptor is 0
         if sys.stdin is None or sys.stdin.closed:
-            sys.stdin = open(0, closefd=False)  # noqa: SIM115
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it stays open
 
     def begin(self, execution: int) -> None:
         """From here on output belongs to ``execution``."""
