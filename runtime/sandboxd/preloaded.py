@@ -68,7 +68,7 @@ def put_aside() -> None:
     sys.meta_path[:] = _meta_path
     warnings.filters[:] = _filters  # type: ignore[index]  # a list, the stubs say Sequence
     warnings._filters_mutated()  # type: ignore[attr-defined]  # private to CPython
-    PathFinder.find_spec = classmethod(_find)  # type: ignore[assignment, method-assign]
+    PathFinder.find_spec = classmethod(_find)  # type: ignore[assignment, method-assign]  # the one hook there is
 
 
 def _has_file(module: ModuleType) -> bool:
