@@ -1,9 +1,11 @@
-"""Speaking Jupyter's protocol with one kernel, over ipc sockets, straight from the loop.
+"""Speaking Jupyter's protocol with one kernel, over ipc sockets or tcp, straight from the loop.
 
-Owns the two sockets that executions need, shell and iopub. Signs and checks as every Jupyter client does. All that comes
-from a kernel may be forged by the code in it: a message that is not as it should be is as if it had not come.
+Owns the sockets that executions need: shell and iopub, and control for kernels that are interrupted by a message. Signs and
+checks as every Jupyter client does. All that comes from a kernel may be forged by the code in it: a message that is not as
+it should be is as if it had not come.
 
-Promises: sending never blocks; nothing is dropped by a full queue.
+Promises: sending never blocks; what waits here is bounded, in bytes too; a reply is never dropped. What iopub brings while
+its queue is full stays with a kernel of ours; others drop it.
 Leaves to its users: what the messages mean.
 """
 
@@ -15,15 +17,18 @@ import hmac
 import json
 import logging
 import math
+import secrets
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import zmq
 from msgspec import Struct
+
+from . import ports
 
 _log = logging.getLogger(__name__)
 
@@ -33,9 +38,14 @@ _BYTES_AT_ONCE = 2**20
 """So that a flood of displays, or of large ones, leaves the loop to others in between."""
 
 _WAITING = 16
-"""Messages that wait here; more stay with a kernel that keeps any number, as ours does. Others would drop them."""
+"""Messages that wait here; more stay with a kernel that keeps any number, as ours do."""
+
+_MOST_WAITING = 4096
+_BYTES_WAITING = 32 * 2**20
+"""Of a kernel that would drop them: as many as that, or fewer of the size that they have."""
 
 _RECONNECT_MS = 2
+_RECONNECT_TCP_MS = 10
 """The kernel's sockets appear some time after we connect; the library's own 100 ms would be most of a start."""
 
 _WELCOME_AGAIN_S = 0.2
@@ -63,37 +73,53 @@ class Received(Struct, frozen=True):
 
 
 _header = msgspec.json.Decoder(Header)
-_parent = msgspec.json.Decoder(Parent)
+_parent: msgspec.json.Decoder[Parent | None] = msgspec.json.Decoder(Parent | None)
+
+SHELL, IOPUB, CONTROL = 1, 2, 4
+"""Channels, by the numbers that stand for their ports with ipc."""
+
+_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
 
 class Connection(Struct, frozen=True):
-    """Where a kernel listens, written as its connection file. folder: private, short absolute path, made for it."""
+    """Where a kernel listens, written as its connection file. folder: private, short absolute path, made for it.
+
+    ports: on the loopback; none for ipc sockets in the folder.
+    """
 
     folder: Path
     key: str
+    ports: tuple[int, ...] = ()
+
+    @classmethod
+    def make(cls, folder: Path, *, tcp: bool) -> Self:
+        """Return a new one, with a key of its own and with free ports if it is to be ``tcp``. Raises OSError."""
+        return cls(folder, secrets.token_hex(16), ports.free(len(_PORTS)) if tcp else ())
 
     @property
     def file(self) -> Path:
         """The connection file."""
         return self.folder / "c.json"
 
-    def address(self, port: int) -> str:
-        """Return the address of a channel, by the numbers of ``write``."""
-        return f"ipc://{self.folder}/s-{port}"
+    def address(self, channel: int) -> str:
+        """Return the address of a channel."""
+        return f"tcp://{ports.LOOPBACK}:{self.ports[channel - 1]}" if self.ports else f"ipc://{self.folder}/s-{channel}"
 
     def write(self) -> None:
         """Make the folder and the file."""
         self.folder.mkdir(mode=0o700)
-        ports = {"shell_port": 1, "iopub_port": 2, "stdin_port": 3, "control_port": 4, "hb_port": 5}
-        content = {"transport": "ipc", "ip": f"{self.folder}/s", "key": self.key, "signature_scheme": "hmac-sha256"}
-        self.file.write_text(json.dumps(content | ports))
+        place = (
+            {"transport": "tcp", "ip": ports.LOOPBACK} if self.ports else {"transport": "ipc", "ip": f"{self.folder}/s"}
+        )
+        numbers = dict(zip(_PORTS, self.ports or range(1, len(_PORTS) + 1), strict=True))
+        self.file.write_text(json.dumps({**place, **numbers, "key": self.key, "signature_scheme": "hmac-sha256"}))
 
 
 class Channels:
-    """The shell and iopub channels to one kernel, from before it listens until ``close``.
+    """The channels to one kernel, from before it listens until ``close``.
 
     on_shell, on_iopub: called in the loop with each message. ours: the kernel greets subscribers and never drops a message.
-    Raises zmq.ZMQError, with nothing left open, where there are no descriptors.
+    control: whether that channel will be needed. Raises zmq.ZMQError, with nothing left open, where there are no descriptors.
     """
 
     def __init__(
@@ -104,6 +130,7 @@ class Channels:
         on_iopub: Callable[[Received], None],
         *,
         ours: bool,
+        control: bool = False,
     ) -> None:
         self._ours = ours
         self._key = connection.key.encode()
@@ -111,26 +138,30 @@ class Channels:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._information = ""
-        self._on = {1: on_shell, 2: on_iopub}
+        self._on = {SHELL: on_shell, IOPUB: on_iopub, CONTROL: _ignore}
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._waiting = _WAITING if ours else _MOST_WAITING
+        channels = [(SHELL, zmq.DEALER), (IOPUB, zmq.SUB), *([(CONTROL, zmq.DEALER)] if control else [])]
         try:
-            self._connect(context, connection)
+            for channel, kind in channels:
+                self._connect(context, connection, channel, kind)
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> None:
-        for number, kind in ((1, zmq.DEALER), (2, zmq.SUB)):
-            socket = self._sockets[number] = context.socket(kind)
-            socket.linger = 0
-            socket.rcvhwm = socket.sndhwm = 0
-            socket.reconnect_ivl = _RECONNECT_MS
-            if number == 2:
-                socket.rcvhwm = _WAITING if self._ours else 0
-                socket.subscribe(b"")
-            socket.connect(connection.address(number))
-            self._loop.add_reader(socket.FD, self._receive, number)
-            self._loop.call_soon(self._receive, number)
+    def _connect(
+        self, context: zmq.Context[zmq.Socket[bytes]], connection: Connection, channel: int, kind: zmq.SocketType
+    ) -> None:
+        socket = self._sockets[channel] = context.socket(kind)
+        socket.linger = 0
+        socket.rcvhwm = socket.sndhwm = 0
+        socket.reconnect_ivl = _RECONNECT_TCP_MS if connection.ports else _RECONNECT_MS
+        if channel == IOPUB:
+            socket.rcvhwm = self._waiting
+            socket.subscribe(b"")
+        socket.connect(connection.address(channel))
+        self._loop.add_reader(socket.FD, self._receive, channel)
+        self._loop.call_soon(self._receive, channel)
 
     async def ready(self) -> None:
         """Return once the kernel has shown that it is there and that we hear it. The caller limits the time.
@@ -142,8 +173,10 @@ class Channels:
                 self._information = self.send("kernel_info_request", {})
             await asyncio.wait([self._ready], timeout=None if self._ours else _WELCOME_AGAIN_S)
 
-    def send(self, kind: str, content: dict[str, Any], metadata: dict[str, Any] | None = None) -> str:
-        """Send a request on shell; return its id, which answers name as their parent."""
+    def send(
+        self, kind: str, content: dict[str, Any], metadata: dict[str, Any] | None = None, *, channel: int = SHELL
+    ) -> str:
+        """Send a request; return its id, which answers name as their parent."""
         identity = uuid.uuid4().hex
         header = {
             "msg_id": identity,
@@ -154,8 +187,8 @@ class Channels:
             "version": "5.4",
         }
         parts = [msgspec.json.encode(part) for part in (header, {}, metadata or {}, content)]
-        self._sockets[1].send_multipart([_DELIMITER, self._sign(parts), *parts], zmq.DONTWAIT)
-        self._loop.call_soon(self._receive, 1)  # sending may have used up the edge that announced a message
+        self._sockets[channel].send_multipart([_DELIMITER, self._sign(parts), *parts], zmq.DONTWAIT)
+        self._loop.call_soon(self._receive, channel)  # sending may have used up the edge that announced a message
         return identity
 
     def close(self) -> None:
@@ -168,9 +201,9 @@ class Channels:
     def _sign(self, parts: list[bytes]) -> bytes:
         return hmac.new(self._key, b"".join(parts), hashlib.sha256).hexdigest().encode()
 
-    def _receive(self, number: int) -> None:
+    def _receive(self, channel: int) -> None:
         """Take what is there. The descriptor only says that something changed, so read until nothing is left."""
-        socket, size = self._sockets[number], 0
+        socket, size, longest, more = self._sockets[channel], 0, 1, True
         for _ in range(_MESSAGES_AT_ONCE):
             if size > _BYTES_AT_ONCE:
                 break
@@ -179,16 +212,27 @@ class Channels:
             try:
                 parts = socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
-                return
-            size += sum(map(len, parts))
+                more = False
+                break
+            length = sum(map(len, parts))
+            size, longest = size + length, max(longest, length)
             message = self._checked(parts)
             if message is not None:
-                self._note(number, message)
+                self._note(channel, message)
                 try:
-                    self._on[number](message)
+                    self._on[channel](message)
                 except Exception:  # noqa: BLE001 - what comes after it is announced once only, so read on
                     _log.exception("a message of a kernel could not be taken")
-        self._loop.call_soon(self._receive, number)
+        if channel == IOPUB and not self._ours and size and not socket.closed:
+            self._bound(longest)
+        if more:
+            self._loop.call_soon(self._receive, channel)
+
+    def _bound(self, longest: int) -> None:
+        """Let as many messages wait as memory allows, should they go on being as long as the longest of late."""
+        waiting = max(_WAITING, min(_MOST_WAITING, _BYTES_WAITING // longest))
+        if waiting != self._waiting:
+            self._waiting = self._sockets[IOPUB].rcvhwm = waiting  # holds from now on, though it is connected
 
     def _checked(self, parts: list[bytes]) -> Received | None:
         try:
@@ -196,15 +240,20 @@ class Channels:
             signature, header, parent, metadata, content = parts[start + 1 : start + 6]
             if not hmac.compare_digest(signature, self._sign([header, parent, metadata, content])):
                 return None
-            return Received(_header.decode(header).msg_type, _parent.decode(parent or b"{}").msg_id, content)
+            belongs_to = _parent.decode(parent or b"null")
+            return Received(_header.decode(header).msg_type, belongs_to.msg_id if belongs_to else "", content)
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return None
 
-    def _note(self, number: int, message: Received) -> None:
+    def _note(self, channel: int, message: Received) -> None:
         """See whether this shows that the kernel is there and heard."""
         heard = message.type == "iopub_welcome" or (self._information and message.type == "status")
-        if number == 2 and heard and not self._ready.done():
+        if channel == IOPUB and heard and not self._ready.done():
             self._ready.set_result(None)
+
+
+def _ignore(message: Received) -> None:
+    """Answers on control say nothing that is needed."""
 
 
 def decode(message: Received, kind: msgspec.json.Decoder[Any]) -> Any:

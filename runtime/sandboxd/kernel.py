@@ -12,6 +12,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import signal
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
@@ -20,7 +21,8 @@ from typing import Any, Literal
 
 import zmq
 
-from .channels import Channels, Connection, Received
+from . import ports
+from .channels import CONTROL, Channels, Connection, Received
 from .execution import Running
 from .kernelspecs import Kernelspec
 from .ladder import climb, kill_started, ticks
@@ -52,6 +54,10 @@ class KernelStartError(Exception):
     """The kernel did not start. One sentence for the caller."""
 
 
+class PortsTakenError(KernelStartError):
+    """Somebody else took a port that was meant for it; with others it may start."""
+
+
 class Kernel:
     """A kernel, from ``start`` to its end.
 
@@ -71,7 +77,7 @@ class Kernel:
         """Whether nothing has been executed in it yet."""
         self._spec = spec
         self._config = config
-        self._connection = Connection(folder, secrets.token_hex(16))
+        self._folder = folder
         self._gone = gone
         self._send = send
         self._number = 0
@@ -92,8 +98,9 @@ class Kernel:
     async def start(self, zygote: Zygote, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Start it; return once it answers. Raises KernelStartError; then, or cancelled, nothing of it is left."""
         try:
-            self._connection.write()
-            spawning = self._loop.create_task(self._spawn(zygote), name="spawn of a kernel")
+            connection = Connection.make(self._folder, tcp=not self._spec.marks)
+            connection.write()
+            spawning = self._loop.create_task(self._spawn(zygote, str(connection.file)), name="spawn of a kernel")
             try:
                 self._process = await asyncio.shield(spawning)
             except asyncio.CancelledError:
@@ -108,7 +115,8 @@ class Kernel:
             raise
         self._watcher = self._loop.create_task(self._watch(), name=f"kernel {self._process.pid}")
         try:
-            self._channels = Channels(context, self._connection, self._on_shell, self._on_iopub, ours=self._spec.forked)
+            options = {"ours": self._spec.marks, "control": self._spec.interrupted_by_message}
+            self._channels = Channels(context, connection, self._on_shell, self._on_iopub, **options)
             async with asyncio.timeout(START_S):
                 await self._unless_exited(self._channels.ready())
         except TimeoutError:
@@ -122,6 +130,8 @@ class Kernel:
             raise
         if self._exited.done():
             await self.stop("killed")
+            if ports.taken(connection.ports):
+                raise PortsTakenError(f"the {self._spec.name} kernel found its ports taken")
             raise KernelStartError(f"the {self._spec.name} kernel ended while it was starting")
 
     async def execute(self, message: Execute) -> Finished:
@@ -176,14 +186,13 @@ class Kernel:
             await asyncio.wait([self._watcher], timeout=2 * GONE_S)
         return self._clean.done() and self._clean.result()
 
-    async def _spawn(self, zygote: Zygote) -> Process:
+    async def _spawn(self, zygote: Zygote, file: str) -> Process:
         secret = secrets.token_hex(16)
         environment = self._config.environment | self._spec.env
         if self._spec.marks:
             environment["CELLBOX_MARKS"] = secret
         else:  # as every Jupyter front end says; 1: no need to watch a parent, and no advice for terminals
             environment["JPY_PARENT_PID"] = "1"
-        file = str(self._connection.file)
         workspace = self._config.workspace
         program: PythonKernel | Command
         if self._spec.forked:
@@ -231,7 +240,7 @@ class Kernel:
             reader.close()
         if hasattr(self, "_channels"):
             self._channels.close()
-        shutil.rmtree(self._connection.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _unless_exited(self, work: Coroutine[Any, Any, None]) -> None:
         """Do ``work``, but not beyond the end of the process."""
@@ -254,7 +263,9 @@ class Kernel:
             "stop_on_error": False,
         }
         cwd = None if message.cwd is None else str(Path(self._config.workspace) / message.cwd)
-        metadata = {"cellbox": {"execution": running.number, "env": message.env, "cwd": cwd}}
+        fields = {"env": message.env, "cwd": cwd, "stdin": message.stdin}
+        honoured = {name: value for name, value in fields.items() if name in self._spec.fields}
+        metadata = {"cellbox": {"execution": running.number, **honoured}}
         running.request = self._channels.send("execute_request", content, metadata if self._spec.marks else None)
         running.begun = time.monotonic()
         running.timer = self._loop.call_later(message.timeout_s, running.stop, "timeout")
@@ -266,11 +277,20 @@ class Kernel:
         if self._spec.marks and not running.over.done():  # before it begins it would not hear
             await asyncio.wait([running.over, running.heard], timeout=grace_s / 4, return_when=asyncio.FIRST_COMPLETED)
             grace_s = max(running.left_s(), 0)
-        if not running.over.done() and not await climb(self._process, running.over, since=since, grace_s=grace_s):
+        if not running.over.done() and not await climb(
+            self._process, running.over, self._interrupt, since=since, grace_s=grace_s
+        ):
             return False
         if running.why is not None and not self._exited.done():
             self._loop.call_later(grace_s / 2, self._kill_started, since, ticks())
         return not self._exited.done() and self._ending is None
+
+    def _interrupt(self) -> None:
+        """Ask for the end of what runs."""
+        if self._spec.interrupted_by_message:
+            self._channels.send("interrupt_request", {}, channel=CONTROL)
+        else:
+            self._process.signal_group(signal.SIGINT)
 
     def _kill_started(self, since: int, until: int) -> None:
         """End the children of an execution that was interrupted, if they would not hear."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import zmq
 
 from . import places
-from .kernel import Kernel, KernelStartError
+from .kernel import Kernel, KernelStartError, PortsTakenError
 from .kernelspecs import Kernelspec, find
 from .processes import Zygote
 from .protocol import (
@@ -37,6 +37,9 @@ from .protocol import (
 )
 
 _Key = tuple[str, str]
+
+_TRIES = 3
+"""Starts of a kernel whose ports somebody else has taken."""
 
 _NOT_RUN = Outcome("cancelled", 130, 0)
 
@@ -177,6 +180,12 @@ class Kernels:
             self._kernels[key] = await self._start(key, spec)
 
     async def _start(self, key: _Key, spec: Kernelspec) -> Kernel:
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(PortsTakenError):
+                return await self._start_once(key, spec)
+        return await self._start_once(key, spec)
+
+    async def _start_once(self, key: _Key, spec: Kernelspec) -> Kernel:
         def gone(reason: Reason, unsafe: bool) -> None:
             if unsafe:
                 self._send(KernelGone(*key, reason, sandbox_unsafe=True))

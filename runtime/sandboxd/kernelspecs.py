@@ -44,13 +44,15 @@ class _File(Struct):
     argv: list[str]
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     env: dict[str, str] = {}
+    interrupt_mode: str = "signal"
 
 
 class Kernelspec(Struct, frozen=True):
     """One kernelspec.
 
-    argv: without its placeholders. marks: it tells which execution its output belongs to. fields: of an execution's, those that
-    it can honour. forked: it is our Python kernel.
+    argv: with its placeholders. marks: it follows our contract: it listens on ipc sockets, greets subscribers, never drops a
+    message, and tells which execution its output belongs to. fields: of an execution's, those that it can honour. forked: it is
+    our Python kernel. interrupted_by_message: it wants a request on control and no signal.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Kernelspec(Struct, frozen=True):
     marks: bool = False
     fields: frozenset[str] = frozenset()
     forked: bool = False
+    interrupted_by_message: bool = False
 
     def command(self, connection_file: str) -> list[str]:
         """Return the arguments that start it."""
@@ -113,6 +116,7 @@ def _read(folder: Path, *, ours: bool) -> Kernelspec | None:
         marks=cellbox.marks,
         fields=frozenset(cellbox.fields),
         forked=ours and name == PYTHON,
+        interrupted_by_message=file.interrupt_mode == "message",
     )
 
 

@@ -1,9 +1,9 @@
 """The way an execution is ended against its will: asked at once, its children ended at half the grace, its kernel at the end.
 
-The kernel gets SIGINT first, together with its process group. A cell that waits for a child which ignores that goes on when the
-child is gone, so at half the grace all that the execution started is killed and the kernel asked once more. Only
-after that is the kernel ended, and with it all of its state. What an execution started and what outlives the interrupt, though
-the cell did not, is for ``kill_started`` too.
+The kernel is interrupted first: by SIGINT, together with its process group, or by the message that it wants instead. A cell that
+waits for a child which ignores that goes on when the child is gone, so at half the grace all that the execution started is
+killed and the kernel asked once more. Only after that is the kernel ended, and with it all of its state. What an execution
+started and what outlives the interrupt, though the cell did not, is for ``kill_started`` too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 
 from .processes import Process
 
@@ -27,18 +28,20 @@ def ticks() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
-async def climb(process: Process, ended: asyncio.Future[None], *, since: int, grace_s: float) -> bool:
+async def climb(
+    process: Process, ended: asyncio.Future[None], interrupt: Callable[[], None], *, since: int, grace_s: float
+) -> bool:
     """End the execution that ``process`` runs; return whether it ended without ending the process.
 
-    ended: done when the execution is over. since: when it began, in ``ticks``. When this returns False the process has been
-    killed. Takes at most ``grace_s``; cancelling stops climbing.
+    ended: done when the execution is over. interrupt: asks it to end. since: when it began, in ``ticks``. When this returns
+    False the process has been killed. Takes at most ``grace_s``; cancelling stops climbing.
     """
     last_s = max(grace_s - min(_TO_CLEAN_S, grace_s / 5), 0)
-    process.signal_group(signal.SIGINT)
+    interrupt()
     if await _done(ended, last_s / 2):
         return True
     kill_started(process, since, ticks() + 1)
-    process.signal_group(signal.SIGINT)
+    interrupt()
     if await _done(ended, last_s - last_s / 2):
         return True
     process.kill()
