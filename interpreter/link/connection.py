@@ -16,10 +16,11 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sandboxd.protocol import (
+    MAX_KNOWN,
     VERSION,
     Cancel,
     Execute,
@@ -32,6 +33,7 @@ from sandboxd.protocol import (
     Progress,
     ProtocolError,
     Refused,
+    Settled,
     Started,
     StillWriting,
     StopKernel,
@@ -50,6 +52,10 @@ log = logging.getLogger(__name__)
 
 MAX_DROPPED = 1000
 """Messages for nobody after which the peer is taken for a hostile one. An honest one sends a few, when ends cross."""
+
+
+_MAX_UNSENT = 2**20
+"""Bytes that wait here for the peer to read, after which it is told nothing more that it need not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,8 @@ class Connection:
         self._sending = asyncio.Lock()
         self._executions: dict[str, Pending] = {}
         self._stops: dict[str, asyncio.Future[KernelStopped]] = {}
+        self._preparing: frozenset[str] = frozenset()
+        self._settled: list[str] = []
         self._closed = False
         self.ended = asyncio.Event()
         self.dropped = 0
@@ -156,6 +164,9 @@ class Connection:
         message = decode_from_sandbox(body)
         if not isinstance(message, Hello) or message.version != VERSION:
             raise ProtocolError("the first message is no hello of this version")
+        if len({known.id for known in message.known}) < len(message.known):
+            raise ProtocolError("an execution is known twice")
+        self._preparing = frozenset(known.id for known in message.known if known.preparing)
         return message
 
     async def run(self) -> None:
@@ -186,6 +197,20 @@ class Connection:
             self.forget(message.id)
             raise
         return pending
+
+    def adopt(self, execution_id: str, text_limit: int) -> Pending:
+        """Return what becomes of an execution that the hello has named. To be called between ``hello`` and ``run``."""
+        if execution_id in self._executions:
+            raise ValueError("this execution is already on the link")
+        pending = self._executions[execution_id] = Pending(text_limit)
+        pending.prepared = pending.starting = execution_id in self._preparing
+        return pending
+
+    def settle(self, execution_ids: Iterable[str]) -> None:
+        """Say soon that these answers are recorded, or unwanted: the peer need not keep them. Never waits; may be lost."""
+        if not self._settled:
+            asyncio.get_running_loop().call_soon(self._send_settled)
+        self._settled.extend(execution_ids)
 
     def forget(self, execution_id: str) -> None:
         """Drop whatever else comes for this execution."""
@@ -254,12 +279,21 @@ class Connection:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
+    def _send_settled(self) -> None:
+        settled, self._settled = self._settled, []
+        for start in range(0, len(settled), MAX_KNOWN):
+            if self._closed or self._writer.transport.get_write_buffer_size() > _MAX_UNSENT:
+                return
+            # Whole frames, so it may come between those of ``send``.
+            self._writer.write(encode(Settled(ids=settled[start : start + MAX_KNOWN])))
+
     def _take(self, message: FromSandbox) -> bool:
         """Deliver one message; False where it counts against the budget of what nobody asked for."""
         match message:
             case Finished() | Refused():
                 pending = self._executions.pop(message.id, None)
                 if pending is None or pending.end.done():
+                    self.settle([message.id])  # nobody waits for it, so it need not be kept
                     return self._drop()
                 pending.end.set_result(message)
                 pending.changed.set()

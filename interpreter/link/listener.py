@@ -2,7 +2,7 @@
 
 Promises: identity is the listening socket, nothing else (no peer credentials). After ``accept``, successful or not, and
 after ``close``, the socket file is gone and nothing listens. Descriptors are close-on-exec.
-Leaves to its owner: making and removing the directory, which no tenant can write.
+Leaves to its owner: making and removing the directory, which no tenant can write, and that nobody else listens there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import stat
 from pathlib import Path
 
 from sandboxd.protocol import LINK_SOCKET
@@ -57,7 +58,10 @@ class Listener:
 
 
 def _bind(listening: socket.socket, path: Path) -> None:
-    """Bind to ``path``, however long it is."""
+    """Bind to ``path``, however long it is. A socket that is there already was left by a service that is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
     if len(os.fsencode(path)) <= _LONGEST:
         listening.bind(str(path))
         return

@@ -27,6 +27,7 @@ from .protocol import (
     OutputLimits,
     Refused,
     Result,
+    Settled,
     Shutdown,
     StopKernel,
 )
@@ -143,7 +144,7 @@ class _Server:
     def hello(self) -> Hello:
         return Hello(version=protocol.VERSION, kernels=self._kernels.languages(), stateless=self._runs.languages)
 
-    def take(self, message: Execute | Cancel | StopKernel, tasks: asyncio.TaskGroup) -> None:
+    def take(self, message: Execute | Cancel | Settled | StopKernel, tasks: asyncio.TaskGroup) -> None:
         """Act on a message; what takes time becomes a task."""
         if isinstance(message, Execute):
             if message.id not in self._tasks:
@@ -153,7 +154,7 @@ class _Server:
         elif isinstance(message, Cancel):
             # A task that was made just now begins first.
             asyncio.get_running_loop().call_soon(self._cancel, message.id)
-        else:
+        elif isinstance(message, StopKernel):
             tasks.create_task(self._stop_kernel(message), name=f"stop {message.language}")
 
     def _cancel(self, execution: str) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-VERSION = 1
+VERSION = 2
 LINK_SOCKET = "link.sock"
 """Name of the socket in the link directory (``/run/cellbox`` inside)."""
 
@@ -31,6 +31,15 @@ MAX_RESULTS = 2_000
 MAX_KINDS = 20
 MAX_MIME = 200
 """Characters, of a display's id too."""
+
+MAX_RUNNING = 500
+"""Executions of one sandbox at a time, those that wait for a kernel in it included."""
+
+MAX_UNSETTLED = 500
+"""Answers that a sandbox keeps until they are settled."""
+
+MAX_KNOWN = MAX_RUNNING + MAX_UNSETTLED
+MAX_ALIVE = 64
 
 MAX_ERROR_LINES = 200
 MAX_ERROR_LINE = 2_000
@@ -70,6 +79,7 @@ class BootConfig(Part):
     link: path of the socket to dial. workspace: directory of the session. user: long-term directory of the scope.
     kernels: directory of our kernelspecs. runtime: private directory for connection files and ipc sockets (short path).
     environment: variables of the tenant's programs, complete. seccomp: install the filter first of all.
+    redial: dial again when the link has ended without ``Shutdown``; else its end ends everything.
     """
 
     link: str
@@ -79,6 +89,7 @@ class BootConfig(Part):
     runtime: str
     environment: dict[str, str]
     seccomp: bool = True
+    redial: bool = True
 
 
 # --- service -> sandbox ---------------------------------------------------------------------------------------------
@@ -96,7 +107,8 @@ class OutputLimits(Part):
 class Execute(Message):
     """Run ``code``. The kernel of (language, context) is started at need if ``stateful``; a stateless run is fresh.
 
-    The service sends one execution at a time for a kernel. Answered by ``Finished`` or ``Refused``, exactly once.
+    The service sends one execution at a time for a kernel. Answered by ``Finished`` or ``Refused``: once on each link until
+    the answer is settled. An id that is known is not run again; if it has ended, the answer is sent again.
     timeout_s: of the run only. grace_s: from the interrupt to the end of the kernel.
     """
 
@@ -120,6 +132,12 @@ class Cancel(Message):
     id: Id
 
 
+class Settled(Message):
+    """The answers of these executions are recorded, or nobody wants them: they need not be kept, or sent again."""
+
+    ids: Annotated[list[Id], Meta(max_length=MAX_KNOWN)]
+
+
 class StopKernel(Message):
     """End the kernel of (language, context), and start a new one if ``restart``. Answered by ``KernelStopped``.
 
@@ -136,18 +154,40 @@ class Shutdown(Message):
     """End everything and exit."""
 
 
-ToSandbox = Execute | Cancel | StopKernel | Shutdown
+ToSandbox = Execute | Cancel | Settled | StopKernel | Shutdown
 
 
 # --- sandbox -> service ---------------------------------------------------------------------------------------------
 
 
+class Known(Part):
+    """An execution that the sandbox was given over an earlier link. preparing: it waits for a kernel to start, and ``Started``
+    will say when that is there."""
+
+    id: Id
+    state: Literal["running", "finished"]
+    preparing: bool = False
+
+
+class Alive(Part):
+    """A kernel that runs or is being started."""
+
+    language: Name
+    context: Id
+
+
 class Hello(Message):
-    """First message, once. languages: names of the kernels and of the stateless interpreters there are."""
+    """First message on each link, once. kernels, stateless: names of the kernels and of the stateless interpreters there are.
+
+    known: what runs and what has ended and is not settled, each id once. alive: the kernels. On a later link the answers of
+    all that has ended follow, the ends of kernels that may not have been heard, and the output of what runs, from its start.
+    """
 
     version: Annotated[int, Meta(ge=0, le=2**31)]
     kernels: Annotated[list[Name], Meta(max_length=64)]
     stateless: Annotated[list[Name], Meta(max_length=16)]
+    known: Annotated[list[Known], Meta(max_length=MAX_KNOWN)] = []
+    alive: Annotated[list[Alive], Meta(max_length=MAX_ALIVE)] = []
 
 
 class Preparing(Message):
@@ -238,7 +278,10 @@ class Refused(Message):
 
 
 class KernelGone(Message):
-    """A kernel ended between executions. sandbox_unsafe: as in ``Finished``; may be said of one that was told before."""
+    """A kernel ended between executions. sandbox_unsafe: as in ``Finished``; may be said of one that was told before.
+
+    The last one of a kernel is said again on each later link, until the kernel runs anew.
+    """
 
     language: Name
     context: Id
