@@ -10,7 +10,13 @@ What each call means at every moment:
 - ``Sandbox.stop`` may be called any number of times, also while another call of it runs and after the sandbox has
   ended by itself. When it returns, no process of the sandbox is left on the host.
 - ``Sandbox.wait`` may be waited for by many, any number of times.
-- ``Backend.aclose`` frees what the backend itself holds; sandboxes are stopped by their owner before.
+- ``Backend.adoptable`` and then ``Backend.remove_leftovers`` are called once each, after ``check`` and before the first
+  ``start``, by a service that holds the lock of the data root. What was adopted is as what was started; it may end at any
+  moment, and may have ended already: ``wait`` tells.
+- A service may be killed at any moment. What it had started is found by the next one on its data root: each sandbox either
+  whole, and adoptable, or as a leftover to be removed. What nobody adopts ends by itself after the idle time.
+- ``Backend.aclose`` lets go of what runs: sandboxes that were not stopped before go on for the next service to adopt, where
+  the backend can do that, and end where it cannot. Nobody is told of their end any more: a ``wait`` must be cancelled.
 """
 
 from __future__ import annotations
@@ -126,8 +132,19 @@ class Backend(abc.ABC):
         """Start a sandbox. Raises BackendError or BackendUnavailable."""
 
     @abc.abstractmethod
-    async def remove_leftovers(self) -> int:
-        """End and remove what an earlier service on this data root left behind; return how many sandboxes that were."""
+    async def adoptable(self) -> list[Sandbox]:
+        """Return the running sandboxes that an earlier service on this data root left, and those that ended since it did.
 
-    async def aclose(self) -> None:  # noqa: B027 - most hold nothing
-        """Free what the backend holds."""
+        Of the latter only those whose end was noted. Raises BackendError where they could not be looked for.
+        """
+
+    @abc.abstractmethod
+    async def remove_leftovers(self, keep: frozenset[SandboxId] = frozenset()) -> int:
+        """End and remove what an earlier service on this data root left behind; return how many sandboxes that were.
+
+        keep: adopted ones, which are left alone.
+        """
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Let go of what runs, and free what the backend holds. May be called twice."""

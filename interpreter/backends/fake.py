@@ -7,9 +7,14 @@ next calls go:
 - ``refuse``: an error that ``start`` raises, until set back to None; ``unavailable``: one that ``check`` raises.
 - ``hold``: an event that ``start`` waits for; unset, the start hangs until it is cancelled.
 - ``numbers``: what ``stats`` of a running sandbox says.
+- ``refuse_adoption``: an error that ``adoptable`` raises; ``lost``: ids that ``adoptable`` does not find, as where a
+  supervisor was killed.
 
 ``FakeSandbox.die`` ends a sandbox from outside, as the host's kernel does. ``started`` lists every spec in order;
 ``running`` holds what has not ended.
+
+Sandboxes live on a ``FakeHost`` and outlive the backend that started them: the backend of the next service, made with the
+same ``host``, adopts them (so does the same backend, asked again). ``FakeHost.power_off`` ends what is left.
 """
 
 from __future__ import annotations
@@ -36,6 +41,18 @@ async def boot_that_dies(spec: SandboxSpec) -> int:  # noqa: ARG001 - the shape 
     return 1
 
 
+class FakeHost:
+    """What outlives a backend: the sandboxes that run, and their tasks."""
+
+    def __init__(self) -> None:
+        self.running: dict[SandboxId, FakeSandbox] = {}
+        self.tasks = Tasks()
+
+    async def power_off(self) -> None:
+        """End every sandbox."""
+        await self.tasks.aclose(within_s=5)
+
+
 class FakeSandbox(Sandbox):
     """A task that plays the sandbox."""
 
@@ -43,12 +60,14 @@ class FakeSandbox(Sandbox):
         self.id = spec.id
         self.spec = spec
         self.stops = 0
-        self._backend = backend
+        self.backend = backend
+        """Whose ``numbers`` are told: of the one that started it, or adopted it last."""
         self._exit: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
         self._last = Stats(memory_bytes=0, oom_kills=0, processes=0)
-        self._task = backend.tasks.start(self._run(), name=f"fake sandbox {spec.id}")
+        host = backend.host
+        self._task = host.tasks.start(self._run(), name=f"fake sandbox {spec.id}")
         # Also of a task that is cancelled before its first step, which runs nothing of it.
-        self._task.add_done_callback(lambda _task: backend.running.pop(spec.id, None))
+        self._task.add_done_callback(lambda _task: host.running.pop(spec.id, None))
 
     async def stop(self) -> None:
         """Cancel the task and wait until it has ended."""
@@ -63,7 +82,7 @@ class FakeSandbox(Sandbox):
     def stats(self) -> Stats:
         """Return the backend's ``numbers``, or the last ones with no process once it has ended."""
         if not self._exit.done():
-            self._last = self._backend.numbers
+            self._last = self.backend.numbers
             return self._last
         return Stats(self._last.memory_bytes, self._last.oom_kills, 0)
 
@@ -76,7 +95,7 @@ class FakeSandbox(Sandbox):
     async def _run(self) -> None:
         status = 1
         try:
-            status = await self._backend.boot(self.spec)
+            status = await self.backend.boot(self.spec)
         finally:
             if not self._exit.done():
                 self._exit.set_result(SandboxExit(status))
@@ -87,18 +106,25 @@ class FakeBackend(Backend):
 
     name = "fake"
 
-    def __init__(self, boot: Boot = boot_that_idles, *, single_tenant: bool = False) -> None:
+    def __init__(
+        self, boot: Boot = boot_that_idles, *, single_tenant: bool = False, host: FakeHost | None = None
+    ) -> None:
         self.boot = boot
         self.single_tenant = single_tenant
+        self.host = host or FakeHost()
         self.refuse: BackendError | None = None
         self.unavailable: BackendError | None = None
+        self.refuse_adoption: BackendError | None = None
+        self.lost: set[SandboxId] = set()
         self.hold = asyncio.Event()
         self.hold.set()
         self.numbers = Stats(memory_bytes=1, oom_kills=0, processes=1)
-        self.leftovers = 0
         self.started: list[SandboxSpec] = []
-        self.running: dict[SandboxId, FakeSandbox] = {}
-        self.tasks = Tasks()
+
+    @property
+    def running(self) -> dict[SandboxId, FakeSandbox]:
+        """What has not ended, of the whole host."""
+        return self.host.running
 
     async def check(self) -> list[str]:
         """Return no warning, or raise ``unavailable``."""
@@ -116,11 +142,21 @@ class FakeBackend(Backend):
         self.running[spec.id] = sandbox
         return sandbox
 
-    async def remove_leftovers(self) -> int:
-        """Return ``leftovers``, once."""
-        count, self.leftovers = self.leftovers, 0
-        return count
+    async def adoptable(self) -> list[Sandbox]:
+        """Return what runs and is not ``lost``, or raise ``refuse_adoption``."""
+        if self.refuse_adoption is not None:
+            raise self.refuse_adoption
+        found = [sandbox for sandbox in self.running.values() if sandbox.id not in self.lost]
+        for sandbox in found:
+            sandbox.backend = self
+        return [*found]
+
+    async def remove_leftovers(self, keep: frozenset[SandboxId] = frozenset()) -> int:
+        """End what runs and is not to be kept."""
+        left = [sandbox for sandbox in self.running.values() if sandbox.id not in keep]
+        for sandbox in left:
+            await sandbox.stop()
+        return len(left)
 
     async def aclose(self) -> None:
-        """End what is left."""
-        await self.tasks.aclose(within_s=5)
+        """Let go: what runs goes on, on its host."""

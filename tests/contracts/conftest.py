@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import fcntl
@@ -18,7 +19,7 @@ import pytest
 
 from interpreter.backends.base import Backend, Limits, Sandbox, SandboxId, SandboxSpec
 from interpreter.backends.bubblewrap.backend import BubblewrapBackend
-from interpreter.backends.fake import FakeBackend
+from interpreter.backends.fake import FakeBackend, FakeHost
 from interpreter.backends.process.backend import ProcessBackend
 
 PROBE_UID = 299_999
@@ -94,6 +95,7 @@ class House:
         self.lock = root / ".lock"
         self._lock_fd = os.open(self.lock, os.O_CREAT | os.O_RDWR)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        self.fakes = FakeHost()
         self.backend = self.make()
 
     def make(self, idle_s: float = 60.0) -> Backend:
@@ -104,7 +106,7 @@ class House:
             )
         if self.kind == "process":
             return ProcessBackend(root=self.root, boot=self._boot(sys.executable))
-        return FakeBackend(self._scripted)
+        return FakeBackend(self._scripted, host=self.fakes)
 
     def spec(self, limits: Limits | None = None) -> SandboxSpec:
         place = self.root / secrets.token_hex(4)
@@ -131,6 +133,11 @@ class House:
         if until_ready and self.kind != "fake":
             await until((spec.workspace / "ready").exists)
         return sandbox
+
+    def supervisor(self, sandbox: Sandbox) -> int:
+        """Pid of the supervisor of a bubblewrap sandbox."""
+        state = (self.root / ".run" / f"{sandbox.id}.sandbox").read_text()
+        return int(ast.literal_eval(state)["pid"])
 
     def processes(self, *, zombies: bool = False) -> set[int]:
         """Pids on the host that belong to sandboxes of this house, monitors included."""

@@ -141,7 +141,7 @@ async def test_a_fork_bomb_stays_within_its_processes_and_is_ended(house: House)
 async def test_a_killed_supervisor_takes_its_sandbox_along(house: House, behaviour: str) -> None:
     sandbox = await house.start(behaviour)
     assert isinstance(sandbox, BubblewrapSandbox)
-    os.kill(sandbox.process.pid, signal.SIGKILL)
+    os.kill(house.supervisor(sandbox), signal.SIGKILL)
     assert (await asyncio.wait_for(sandbox.wait(), 5)).status is None
 
 
@@ -159,8 +159,8 @@ async def test_a_stop_during_the_cleanup_after_a_killed_supervisor_hits_no_other
         return end_groups(groups, within_s=within_s)
 
     monkeypatch.setattr(ending, "end_groups", end_groups_late)
-    os.kill(sandbox.process.pid, signal.SIGKILL)
-    await until(lambda: sandbox.process.returncode is not None)
+    os.kill(house.supervisor(sandbox), signal.SIGKILL)
+    await until(lambda: sandbox._pidfd < 0)
     neighbours = [await house.start("idle") for _ in range(3)]
     stop = asyncio.get_running_loop().create_task(sandbox.stop())
     await asyncio.wait([stop], timeout=1.5)  # it has tried the mild signal and the hard one
@@ -176,7 +176,7 @@ async def test_a_stop_during_the_cleanup_after_a_killed_supervisor_hits_no_other
 async def test_a_stuck_supervisor_is_done_without(house: House) -> None:
     sandbox = await house.start("daemons")
     assert isinstance(sandbox, BubblewrapSandbox)
-    os.kill(sandbox.process.pid, signal.SIGSTOP)
+    os.kill(house.supervisor(sandbox), signal.SIGSTOP)
     started = time.monotonic()
     await sandbox.stop()
     assert time.monotonic() - started < 3
@@ -186,7 +186,7 @@ async def test_a_stuck_supervisor_is_done_without(house: House) -> None:
 async def test_a_service_that_ends_leaves_its_sandboxes_to_their_supervisors(house: House) -> None:
     sandbox = await house.start("daemons")
     assert isinstance(sandbox, BubblewrapSandbox)
-    pid = sandbox.process.pid
+    pid = house.supervisor(sandbox)
     await house.backend.aclose()
     assert len(house.processes()) >= 4
     house.backend = house.make()

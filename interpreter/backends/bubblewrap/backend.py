@@ -6,7 +6,6 @@ weaker mode, one tenant under the service's own uid where the service is not roo
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import hashlib
 import logging
@@ -38,8 +37,8 @@ from interpreter.backends.boot import command, encode_config, environment_of_boo
 from interpreter.backends.tenant_environment import tenant_environment
 from interpreter.tasks import Tasks, finish
 
-from . import argv, cgroups, ending, host
-from .sandbox import BubblewrapSandbox
+from . import argv, cgroups, host, leftovers
+from .sandbox import BubblewrapSandbox, EndedSandbox
 
 log = logging.getLogger(__name__)
 
@@ -138,9 +137,29 @@ class BubblewrapBackend(Backend):
         boot = self._boot(config) if self._boot else command(python, environments.INSIDE_LIB, config)
         return await self._start(spec, boot)
 
-    async def remove_leftovers(self) -> int:
+    async def adoptable(self) -> list[Sandbox]:
+        """Return handles on what the state files of this data root lead to."""
+        alive: list[tuple[leftovers.State, int]] = []
+        ended: list[tuple[SandboxId, leftovers.End]] = []
+
+        def look() -> None:
+            alive.extend(leftovers.adoptable(self._run, self._prefix))
+            ended.extend(leftovers.ended(self._run, {state.id for state, _ in alive}))
+
+        try:
+            await finish(asyncio.to_thread(look), within_s=_START_S)
+        except BaseException as error:
+            for _, pidfd in alive:
+                os.close(pidfd)
+            if isinstance(error, OSError):
+                raise BackendUnavailable(_NO_ROOM) from error
+            raise
+        return [*(self._adopt(state, pidfd) for state, pidfd in alive), *(EndedSandbox(*each) for each in ended)]
+
+    async def remove_leftovers(self, keep: frozenset[SandboxId] = frozenset()) -> int:
         """End what the state files and cgroups of this data root name."""
-        return await asyncio.to_thread(self._remove_leftovers)
+        groups = self._cgroups.names(self._prefix) if self._cgroups else {}
+        return await asyncio.to_thread(leftovers.remove, self._run, self._prefix, groups, keep, within_s=_START_S)
 
     def groups_left(self) -> list[str]:
         """Return the names of the cgroups that there are of this data root's sandboxes."""
@@ -155,7 +174,7 @@ class BubblewrapBackend(Backend):
     # --- starting ---------------------------------------------------------------------------------------------------
 
     async def _start(self, spec: SandboxSpec, boot: list[str]) -> Sandbox:
-        state = self._run / f"{spec.id}.sandbox"
+        state = self._run / f"{spec.id}{leftovers.STATE}"
         groups = self._cgroups.groups(self._prefix + spec.id, spec.limits) if self._cgroups else []
         wanted = self._supervisor_spec(spec, boot, groups, state)
         try:
@@ -163,10 +182,15 @@ class BubblewrapBackend(Backend):
         except OSError as error:
             raise BackendError(_NO_ROOM) from error
         try:
-            sandbox = BubblewrapSandbox(spec.id, process, [path for path, _ in groups], state, self._tasks)
+            supervisor = os.pidfd_open(process.pid)
         except OSError as error:
             await finish(asyncio.to_thread(_end, process), within_s=2 * _START_S)
             raise BackendError(_NO_ROOM) from error
+        process.returncode = (
+            0  # It is held by its pidfd from now on; else the object warns, when it goes, that it goes on.
+        )
+        paths = [path for path, _ in groups]
+        sandbox = BubblewrapSandbox(spec.id, supervisor, paths, state, self._tasks, reports=process.stdout)
         self._sandboxes.add(sandbox)
         try:
             await asyncio.wait([sandbox.started], timeout=_START_S)
@@ -177,6 +201,12 @@ class BubblewrapBackend(Backend):
         except BaseException:
             await finish(sandbox.stop(), within_s=_START_S)
             raise
+        return sandbox
+
+    def _adopt(self, state: leftovers.State, supervisor: int) -> Sandbox:
+        file = self._run / f"{state.id}{leftovers.STATE}"
+        sandbox = BubblewrapSandbox(state.id, supervisor, state.groups, file, self._tasks, first=state.first)
+        self._sandboxes.add(sandbox)
         return sandbox
 
     def _supervisor(self, wanted: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -212,7 +242,9 @@ class BubblewrapBackend(Backend):
         ]
         return {
             "id": str(spec.id),
+            "service": os.getpid(),
             "state": str(state),
+            "end": str(state.with_suffix(leftovers.ENDED)),
             "lock": str(self._lock),
             "idle_s": self._idle_s,
             "groups": groups,
@@ -307,33 +339,6 @@ class BubblewrapBackend(Backend):
                 " `systemd-run --user --scope -p Delegate=yes`, or as root"
             )
         return found
-
-    # --- what an earlier service left -------------------------------------------------------------------------------
-
-    def _remove_leftovers(self) -> int:
-        found: set[str] = set()
-        for state in self._run.glob("*.sandbox"):
-            found.add(state.name.removesuffix(".sandbox"))
-            self._remove_leftover(state)
-        for name, paths in (self._cgroups.names(self._prefix) if self._cgroups else {}).items():
-            found.add(name.removeprefix(self._prefix))
-            ending.end_groups(paths, within_s=_START_S)
-        for unfinished in self._run.glob("*.sandbox.new"):
-            unfinished.unlink(missing_ok=True)
-        return len(found)
-
-    def _remove_leftover(self, state: Path) -> None:
-        try:
-            said = ast.literal_eval(state.read_text(encoding="utf-8"))
-            for pid, start in ((said["pid"], said["start"]), (said["first"], said["first_start"])):
-                if pid is not None:
-                    ending.kill_if_started_at(pid, start)
-            gone = ending.end_groups(said["groups"], within_s=_START_S)
-        except (OSError, ValueError, SyntaxError, KeyError, TypeError):
-            log.exception("a state file cannot be read; its sandbox may be left", extra={"file": state.name})
-            gone = True
-        if gone:
-            state.unlink(missing_ok=True)
 
 
 _NO_ROOM = "the sandbox could not be started: the host is out of processes, memory or descriptors"

@@ -25,6 +25,11 @@ def start_time(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19]) if stat else None
 
 
+def boot_id() -> str:
+    """Return what names the life of the host: start times count from its boot, and pids begin anew."""
+    return read("/proc/sys/kernel/random/boot_id").strip()
+
+
 def parent(pid: int) -> int | None:
     """Return the parent of ``pid``; None: no such process."""
     stat = read(f"/proc/{pid}/stat")

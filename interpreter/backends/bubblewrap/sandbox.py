@@ -1,4 +1,4 @@
-"""A running bubblewrap sandbox, seen from the service: its supervisor, its cgroups, its end.
+"""A running bubblewrap sandbox, seen from the service that started or adopted it: its supervisor, its cgroups, its end.
 
 Promises: ``stop`` asks the supervisor, and a second later does its work itself; the end of a supervisor that was killed
 is cleaned up here before ``wait`` returns.
@@ -12,14 +12,13 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from interpreter.backends.base import BackendError, Sandbox, SandboxExit, SandboxId, Stats
 from interpreter.tasks import Tasks
 
-from . import cgroups, ending
+from . import cgroups, ending, leftovers
 
 log = logging.getLogger(__name__)
 
@@ -28,31 +27,59 @@ _STOP_S = 5.0
 _LINE_BYTES = 2**16
 
 
+class EndedSandbox(Sandbox):
+    """A sandbox that ended while there was no service to be told."""
+
+    def __init__(self, ident: SandboxId, end: leftovers.End) -> None:
+        self.id = ident
+        self._end = end
+
+    async def stop(self) -> None:
+        """Do nothing: it has ended."""
+
+    async def wait(self) -> SandboxExit:
+        """Return how it ended."""
+        return self._end.exit
+
+    def stats(self) -> Stats:
+        """Return that nothing is left."""
+        return Stats(0, self._end.oom_kills, 0)
+
+
 class BubblewrapSandbox(Sandbox):
-    """Owns the supervisor's process and the pipe on which it reports."""
+    """Holds the supervisor, by a pidfd, and the pipe of its reports if it was started here."""
 
     def __init__(
-        self, ident: SandboxId, process: subprocess.Popen[bytes], groups: list[str], state: Path, tasks: Tasks
+        self,
+        ident: SandboxId,
+        supervisor: int,
+        groups: list[str],
+        state: Path,
+        tasks: Tasks,
+        *,
+        reports: IO[bytes] | None = None,
+        first: tuple[int, int] | None = None,
     ) -> None:
+        """Take over ``supervisor``, its pidfd, and ``reports``. first: pid and start time, where they are known."""
         self.id = ident
-        self.process = process
         self.started: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         """The first line of the supervisor; empty if it ended without one."""
+        self._pidfd = supervisor
+        self._reports = reports
         self._groups = groups
         self._state = state
+        self._ended = state.with_suffix(leftovers.ENDED)
         self._tasks = tasks
         self._text = b""
-        self._first: tuple[int, int] | None = None
+        self._first = first
         self._last = Stats(0 if groups else None, 0, 0 if groups else None)
         self._exit: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
         self._stopping: asyncio.Task[None] | None = None
-        assert process.stdout is not None  # noqa: S101 - made with a pipe
-        self._pipe = process.stdout.fileno()
-        os.set_blocking(self._pipe, False)
-        self._pidfd = os.pidfd_open(process.pid)
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._pipe, self._read)
-        loop.add_reader(self._pidfd, self._supervisor_ended)
+        if reports is not None:
+            os.set_blocking(reports.fileno(), False)
+            loop.add_reader(reports.fileno(), self._read)
+        loop.add_reader(supervisor, self._supervisor_ended)
 
     async def wait(self) -> SandboxExit:
         """Return how it ended, once it has and all of it is gone."""
@@ -75,14 +102,8 @@ class BubblewrapSandbox(Sandbox):
 
     def release(self) -> None:
         """Let go of a sandbox that is to outlive this service; its supervisor does the rest."""
-        if self.process.returncode is not None:
-            return
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pipe)
+        self._close_reports()
         self._close_pidfd()
-        assert self.process.stdout is not None  # noqa: S101 - made with a pipe
-        self.process.stdout.close()
-        self.process.returncode = 0  # else the object warns, when it goes, that its process goes on: it is meant to
 
     async def _stop(self) -> None:
         self._signal(signal.SIGTERM)
@@ -104,18 +125,27 @@ class BubblewrapSandbox(Sandbox):
 
     def _close_pidfd(self) -> None:
         """Forget its number with it: the next descriptor that gets it may be another sandbox's."""
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._pidfd = -1
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _close_reports(self) -> None:
+        if self._reports is not None:
+            asyncio.get_running_loop().remove_reader(self._reports.fileno())
+            self._reports.close()
+            self._reports = None
 
     def _read(self) -> None:
+        if self._reports is None:
+            return
         try:
-            more = os.read(self._pipe, _LINE_BYTES)
+            more = os.read(self._reports.fileno(), _LINE_BYTES)
         except BlockingIOError:
             return
-        if not more or len(self._text) > _LINE_BYTES:
-            asyncio.get_running_loop().remove_reader(self._pipe)
         self._text += more
+        if not more or len(self._text) > _LINE_BYTES:
+            self._close_reports()
         if not self.started.done() and b"\n" in self._text:
             self.started.set_result(self._line(0))
             if first := self.started.result().get("started"):
@@ -128,19 +158,17 @@ class BubblewrapSandbox(Sandbox):
 
     def _supervisor_ended(self) -> None:
         self._read()
-        asyncio.get_running_loop().remove_reader(self._pipe)
-        self.process.wait()  # returns at once: the pidfd said so
+        self._close_reports()
+        with contextlib.suppress(ChildProcessError):  # adopted: somebody else's
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         self._close_pidfd()
-        assert self.process.stdout is not None  # noqa: S101 - as above
-        self.process.stdout.close()
         if not self.started.done():
             self.started.set_result({})
         self._tasks.start(self._clean_up(), name=f"clean up sandbox {self.id}")
 
     async def _clean_up(self) -> None:
         """Do what a killed supervisor left undone, then tell how it ended."""
-        end = self._line(1)
-        kills = end.get("oom_kills", 0) if end else ending.oom_kills(self._groups)
+        end = self._end() or leftovers.End(None, ending.oom_kills(self._groups))
         if self._state.exists():
             if self._first is not None:
                 ending.kill_if_started_at(*self._first)
@@ -148,6 +176,14 @@ class BubblewrapSandbox(Sandbox):
             while not await asyncio.to_thread(ending.end_groups, self._groups, within_s=_STOP_S):
                 log.error("processes of a sandbox are still there", extra={"sandbox": self.id})
             self._state.unlink(missing_ok=True)
-        self._last = Stats(self._last.memory_bytes, kills, 0)
-        said = end.get("said", b"").decode(errors="replace")
-        self._exit.set_result(SandboxExit(end.get("ended"), oom=kills > 0, said=said))
+        self._ended.unlink(missing_ok=True)
+        self._last = Stats(self._last.memory_bytes, end.oom_kills, 0)
+        self._exit.set_result(end.exit)
+
+    def _end(self) -> leftovers.End | None:
+        """Return the end that the supervisor told, on the pipe or in its file; None: it was killed before."""
+        if line := self._line(1):
+            return leftovers.end_of(line)
+        with contextlib.suppress(OSError, leftovers.NotOurs):
+            return leftovers.read_end(self._ended)
+        return None

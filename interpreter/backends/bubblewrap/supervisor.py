@@ -3,11 +3,13 @@
 A program of its own (``python -I -S``, with this folder on its path). Standard input: a marshalled dict, made by
 ``backend.py`` (marshal, since importing json costs every start 10 ms and every sandbox a megabyte). It answers on
 standard output with a line, the repr of a dict: ``{"started": pid of the namespace's first process}`` or
-``{"failed": sentence, "said": bytes}``; and at the end with ``{"ended": status, "oom_kills": n, "said": bytes}``.
+``{"failed": sentence, "said": bytes}``; and at the end with ``{"ended": status, "oom_kills": n, "said": bytes}``. The end
+also stands in a file, ``<id>.ended``, for a service that was not there to be told; who has read it removes it.
 
 Promises: SIGTERM ends the sandbox whatever its processes do; so does the end of the service, once the lock of the data
-root has not been held for the idle time; a failed start leaves nothing. If it is killed itself, bubblewrap's
-``--die-with-parent`` ends the sandbox, and the state file says what to remove.
+root has not been held for the idle time; a failed start leaves nothing. A service that dies while it starts a sandbox
+leaves nothing that its successor could not find: the supervisor goes on only if the service lives after the state file is
+there. If it is killed itself, bubblewrap's ``--die-with-parent`` ends the sandbox, and the state file says what to remove.
 Leaves to backend.py: deciding anything.
 """
 
@@ -79,6 +81,8 @@ def main() -> None:
     monitor = 0
     try:
         _write_state(spec, groups, None)
+        if os.getppid() != spec["service"]:
+            raise Failed("the service ended")
         child = _fork(spec, said_by_child)
         monitor = child.pid
         _make_groups(spec["groups"], enter=monitor)
@@ -104,9 +108,14 @@ def main() -> None:
     if status is None:
         status = _reap(monitor)
     _reap_others()
+    end = {"ended": status, "oom_kills": kills, "said": _read(said)}
+    try:  # noqa: SIM105 - contextlib is an import too much
+        _write(spec["end"], end)
+    except OSError:
+        pass  # no room: whoever listens is told all the same
     if gone:
         _remove(spec["state"])
-    _report({"ended": status, "oom_kills": kills, "said": _read(said)})
+    _report(end)
 
 
 def _watch(monitor: int, lock: str, idle_s: float) -> int | None:
@@ -198,16 +207,27 @@ def _write_state(spec: dict[str, Any], groups: list[str], first: int | None) -> 
     """Note what is to be found and removed, before there is anything and again when all is known."""
     state = {
         "id": spec["id"],
+        "state": spec["state"],
+        "boot": ending.boot_id(),
         "pid": os.getpid(),
         "start": ending.start_time(os.getpid()),
         "first": first,
         "first_start": first and ending.start_time(first),
         "groups": groups,
     }
-    new = spec["state"] + ".new"
-    with open(new, "w", encoding="utf-8") as file:
-        file.write(repr(state))
-    os.rename(new, spec["state"])
+    _write(spec["state"], state)
+
+
+def _write(path: str, said: dict[str, Any]) -> None:
+    """Write all of it or nothing."""
+    new = path + ".new"
+    try:
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(repr(said))
+        os.rename(new, path)
+    except OSError:
+        _remove(new)
+        raise
 
 
 def _remove(path: str) -> None:

@@ -1,12 +1,15 @@
 """The process backend: the boot process as a plain child of the service. No isolation, no limits.
 
-Promises: says so in ``check``; ``stop`` ends the whole tree as far as it can be found (see tree.py).
+Promises: says so in ``check``; ``stop`` ends the whole tree as far as it can be found (see tree.py). Sandboxes end with the
+service: nothing outside them would notice that no service ever comes back, so none is left for a next one to adopt. What a
+killed service could not end is removed by the next.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -15,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakSet
 
 from sandboxd.protocol import LINK_SOCKET
 
@@ -35,6 +39,8 @@ from interpreter.backends.tenant_environment import tenant_environment
 from interpreter.tasks import Tasks
 
 from . import tree
+
+log = logging.getLogger(__name__)
 
 _MARK = "CELLBOX_SANDBOX"
 _POLL_S = 0.05
@@ -101,6 +107,7 @@ class ProcessBackend(Backend):
         self._boot = boot
         self._environment: environments.Environment | None = None
         self._tasks = Tasks()
+        self._sandboxes: WeakSet[ProcessSandbox] = WeakSet()
         self._prefix = f"{_MARK}={hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}-"
 
     async def check(self) -> list[str]:
@@ -108,7 +115,8 @@ class ProcessBackend(Backend):
         self._environment = await asyncio.to_thread(environments.find, self._venv)
         return [
             "the process backend isolates nothing: code runs with the rights of this service, reads and writes whatever"
-            " it can, and has no limits. For code that you wrote yourself only"
+            " it can, and has no limits. For code that you wrote yourself only",
+            "with the process backend sandboxes end with the service: a restart costs every session its variables",
         ]
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
@@ -149,18 +157,28 @@ class ProcessBackend(Backend):
         except OSError as error:
             shutil.rmtree(private, ignore_errors=True)
             raise BackendError("the boot process could not be started") from error
-        return ProcessSandbox(spec.id, process, mark, private, self._tasks)
+        sandbox = ProcessSandbox(spec.id, process, mark, private, self._tasks)
+        self._sandboxes.add(sandbox)
+        return sandbox
 
-    async def remove_leftovers(self) -> int:
+    async def adoptable(self) -> list[Sandbox]:
+        """Return none: see above."""
+        return []
+
+    async def remove_leftovers(self, keep: frozenset[SandboxId] = frozenset()) -> int:
         """End what carries the mark of this data root."""
-        return await asyncio.to_thread(self._remove_leftovers)
+        return await asyncio.to_thread(self._remove_leftovers, keep)
 
     async def aclose(self) -> None:
-        """End our own tasks."""
+        """End what runs, and our own tasks."""
+        for end in await asyncio.gather(*(sandbox.stop() for sandbox in self._sandboxes), return_exceptions=True):
+            if end is not None:
+                log.error("a sandbox could not be ended with the service", exc_info=end)
         await self._tasks.aclose(within_s=5)
 
-    def _remove_leftovers(self) -> int:
-        found = tree.marked(self._prefix)
+    def _remove_leftovers(self, keep: frozenset[SandboxId]) -> int:
+        kept = {self._prefix + ident for ident in keep}
+        found = {mark: processes for mark, processes in tree.marked(self._prefix).items() if mark not in kept}
         for mark, processes in found.items():
             for pid, started in processes:
                 ending.kill_if_started_at(pid, started)
