@@ -4,7 +4,7 @@ Owns the sockets that executions need: shell and iopub, and control for kernels 
 checks as every Jupyter client does. All that comes from a kernel may be forged by the code in it: a message that is not as
 it should be is as if it had not come.
 
-Promises: sending never blocks; what waits here is bounded, in bytes too; a reply is never dropped. What iopub brings while
+Promises: sending never blocks; what waits here is bounded; a reply is never dropped. What iopub brings while
 its queue is full stays with a kernel of ours; others drop it.
 Leaves to its users: what the messages mean.
 """
@@ -40,9 +40,9 @@ _BYTES_AT_ONCE = 2**20
 _WAITING = 16
 """Messages that wait here; more stay with a kernel that keeps any number, as ours do."""
 
-_MOST_WAITING = 4096
-_BYTES_WAITING = 32 * 2**20
-"""Of a kernel that would drop them: as many as that, or fewer of the size that they have."""
+_WAITING_FOREIGN = 64
+"""Of a kernel that would drop them. More would save none: the sockets of both ends hold megabytes before it must drop. The
+bound must not change while connected: the library then waits for a reader that has nothing to read."""
 
 _RECONNECT_MS = 2
 _RECONNECT_TCP_MS = 10
@@ -140,7 +140,6 @@ class Channels:
         self._information = ""
         self._on = {SHELL: on_shell, IOPUB: on_iopub, CONTROL: _ignore}
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
-        self._waiting = _WAITING if ours else _MOST_WAITING
         channels = [(SHELL, zmq.DEALER), (IOPUB, zmq.SUB), *([(CONTROL, zmq.DEALER)] if control else [])]
         try:
             for channel, kind in channels:
@@ -157,7 +156,7 @@ class Channels:
         socket.rcvhwm = socket.sndhwm = 0
         socket.reconnect_ivl = _RECONNECT_TCP_MS if connection.ports else _RECONNECT_MS
         if channel == IOPUB:
-            socket.rcvhwm = self._waiting
+            socket.rcvhwm = _WAITING if self._ours else _WAITING_FOREIGN
             socket.subscribe(b"")
         socket.connect(connection.address(channel))
         self._loop.add_reader(socket.FD, self._receive, channel)
@@ -203,7 +202,7 @@ class Channels:
 
     def _receive(self, channel: int) -> None:
         """Take what is there. The descriptor only says that something changed, so read until nothing is left."""
-        socket, size, longest, more = self._sockets[channel], 0, 1, True
+        socket, size = self._sockets[channel], 0
         for _ in range(_MESSAGES_AT_ONCE):
             if size > _BYTES_AT_ONCE:
                 break
@@ -212,10 +211,8 @@ class Channels:
             try:
                 parts = socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
-                more = False
-                break
-            length = sum(map(len, parts))
-            size, longest = size + length, max(longest, length)
+                return
+            size += sum(map(len, parts))
             message = self._checked(parts)
             if message is not None:
                 self._note(channel, message)
@@ -223,16 +220,7 @@ class Channels:
                     self._on[channel](message)
                 except Exception:  # noqa: BLE001 - what comes after it is announced once only, so read on
                     _log.exception("a message of a kernel could not be taken")
-        if channel == IOPUB and not self._ours and size and not socket.closed:
-            self._bound(longest)
-        if more:
-            self._loop.call_soon(self._receive, channel)
-
-    def _bound(self, longest: int) -> None:
-        """Let as many messages wait as memory allows, should they go on being as long as the longest of late."""
-        waiting = max(_WAITING, min(_MOST_WAITING, _BYTES_WAITING // longest))
-        if waiting != self._waiting:
-            self._waiting = self._sockets[IOPUB].rcvhwm = waiting  # holds from now on, though it is connected
+        self._loop.call_soon(self._receive, channel)
 
     def _checked(self, parts: list[bytes]) -> Received | None:
         try:

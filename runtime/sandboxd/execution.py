@@ -169,7 +169,7 @@ class Running:
             stderr=self.stderr.text(),
             stdout_bytes=self.stdout.size,
             stderr_bytes=self.stderr.size,
-            truncated=self.stdout.truncated or self.stderr.truncated or self._results.truncated,
+            truncated=self.stdout.truncated or self.stderr.truncated or self._results.truncated or self._dropped(),
             reason=reason,
             results=self._results.entries(),
             error=error,
@@ -210,6 +210,10 @@ class Running:
             return None
         lines = [_plain(line)[:MAX_ERROR_LINE] for part in told.traceback for line in part.splitlines() or [""]]
         return UserError(_plain(told.ename)[:_MAX_NAME], _plain(told.evalue)[:_MAX_VALUE], _cut(lines))
+
+    def _dropped(self) -> bool:
+        """Whether a foreign kernel has dropped messages: the idle is among them, and what else there is no telling."""
+        return not self._marks and self.reply is not None and "idle" in self._missing
 
     def _append(self, error: UserError) -> None:
         """Put the error at the end of stderr, where clients that know nothing of ``error`` find it."""

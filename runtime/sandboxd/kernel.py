@@ -173,6 +173,12 @@ class Kernel:
         self._running.stop("interrupted")
         return True
 
+    def rewind(self) -> None:
+        """Tell the progress of what runs anew, from the start."""
+        if self._running is not None:
+            self._running.stdout.rewind()
+            self._running.stderr.rewind()
+
     @property
     def is_gone(self) -> bool:
         """Whether nothing of it is left."""
@@ -192,7 +198,7 @@ class Kernel:
         if self._spec.marks:
             environment["CELLBOX_MARKS"] = secret
         else:  # as every Jupyter front end says; 1: no need to watch a parent, and no advice for terminals
-            environment["JPY_PARENT_PID"] = "1"
+            environment |= {"JPY_PARENT_PID": "1", "NO_COLOR": "1"}
         workspace = self._config.workspace
         program: PythonKernel | Command
         if self._spec.forked:
