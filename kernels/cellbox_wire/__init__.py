@@ -1,0 +1,13 @@
+"""What kernels of languages other than Python are built on: Jupyter's protocol on pyzmq alone, and output that has an owner.
+
+A kernel is a ``Language``: it runs cells in a child process and says what came of them; ``serve`` does the rest.
+
+``language`` is what a kernel writes to; ``kernel`` serves requests with it; ``sockets`` and ``messages`` speak with clients;
+``output`` tells them what cells wrote, in either of two forms; ``pump`` reads a pipe.
+"""
+
+from .kernel import Kernel, serve
+from .language import Cell, Ending, Error, Language
+from .pump import Pump
+
+__all__ = ["Cell", "Ending", "Error", "Kernel", "Language", "Pump", "serve"]
