@@ -1,8 +1,8 @@
 # Every target sets up what it needs; `make help` lists them. Nothing but Python 3.11+ is needed on the host.
 #
-# .venv holds the service, .venv-sandbox what programs in an embedded sandbox see; they are made side by side. Each step
-# has a stamp file named by a checksum of what it was made from, so a second call costs nothing and a changed input is
-# noticed.
+# .venv holds the service, .venv-sandbox what programs in an embedded sandbox see; they are made side by side. .venv-foreign
+# holds kernels of others, for tests. Each step has a stamp file named by a checksum of what it was made from, so a second
+# call costs nothing and a changed input is noticed.
 
 PYTHON ?= python3
 SHELL := bash
@@ -15,6 +15,7 @@ SERVICE := .venv/.service-$(call checksum,pyproject.toml)
 TESTING := .venv/.testing-$(call checksum,pyproject.toml)
 SANDBOX := .venv-sandbox/.packages-$(call checksum,runtime/requirements.txt)
 INSIDE := .venv-sandbox/.inside-$(call checksum,runtime/requirements.txt interpreter/backends/environment.py)
+FOREIGN := .venv-foreign/.packages-$(call checksum,tests/kernels/foreign-requirements.txt)
 PIP := -m pip --disable-pip-version-check --no-input install --no-compile --progress-bar off
 SAY = @printf '\033[1mcellbox\033[0m %s\n'
 
@@ -32,7 +33,7 @@ run: install bubblewrap ## install what is missing and serve on http://127.0.0.1
 
 .PHONY: test
 test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=... for pytest
-	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE)
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE) $(FOREIGN)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -40,7 +41,7 @@ test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=...
 
 .PHONY: soak
 soak: python bubblewrap ## the long forms of the tests
-	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE)
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE) $(FOREIGN)
 	.venv/bin/pytest -m soak --timeout 1800
 
 .PHONY: bench
@@ -105,3 +106,10 @@ $(INSIDE): $(SERVICE) $(SANDBOX)
 	  made.compile_for_inside(made.default_venv()); made.find()'
 	@rm -f .venv-sandbox/.inside-* && touch $@
 	$(SAY) "sandbox: ready"
+
+# Only tests need them, and those that do say so where they are missing.
+$(FOREIGN): | $(SANDBOX)
+	$(SAY) "tests: installing kernels of others (100 MB)"
+	@rm -rf .venv-foreign && $(PYTHON) -m venv .venv-foreign
+	@.venv-foreign/bin/python $(PIP) -qq -r tests/kernels/foreign-requirements.txt && touch $@ || \
+	  printf '        tests: not installed; pip said why above\n'

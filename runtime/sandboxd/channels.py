@@ -40,9 +40,10 @@ _BYTES_AT_ONCE = 2**20
 _WAITING = 16
 """Messages that wait here; more stay with a kernel that keeps any number, as ours do."""
 
-_WAITING_FOREIGN = 64
-"""Of a kernel that would drop them. More would save none: the sockets of both ends hold megabytes before it must drop. The
-bound must not change while connected: the library then waits for a reader that has nothing to read."""
+_WAITING_FOREIGN = 16_384
+"""Of a kernel that would drop them, and may send one for each print: with 1,000 a fifth of 40,000 was lost, and these are 20 MB.
+Long ones do not pile up: a kernel signs as fast as we check. A bound of bytes would have to change while connected, and then
+the library waits for ever for a reader that has nothing to read."""
 
 _RECONNECT_MS = 2
 _RECONNECT_TCP_MS = 10

@@ -1,21 +1,58 @@
-"""Kernels that know nothing of us: any kernelspec that is installed in the sandbox."""
+"""Kernels that know nothing of us: any kernelspec that is installed in the sandbox.
+
+``stock`` is ipykernel as it comes; ``xpython`` (C++) and ``deno`` (Rust) listen on tcp only. These two are in an environment of
+their own, which ``make test`` makes.
+"""
 
 import json
 import os
+import socket
 
 import pytest
-from sandboxd import kernelspecs
-from sandboxd.protocol import Hello, Refused, StopKernel, decode_from_sandbox, encode
+from sandboxd import kernelspecs, ports
+from sandboxd.protocol import Hello, KernelGone, OutputLimits, Refused, StopKernel, decode_from_sandbox, encode
 
-from tests.kernels.conftest import PYTHON
+from tests.kernels.conftest import PYTHON, REPOSITORY
 
 SLOW_TO_START = 30.0
+OTHERS = REPOSITORY / ".venv-foreign/bin"
 
 
-def install(sandbox, name, argv):
+def install(sandbox, name, argv, **more):
     folder = sandbox.root / "u/.local/share/jupyter/kernels" / name
     folder.mkdir(parents=True)
-    (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": name, "language": "x"}))
+    (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": name, "language": "x"} | more))
+
+
+def installed(sandbox, name, argv, **more):
+    """Install a kernel of ``OTHERS``; return what runs a cell in it."""
+    program = OTHERS / argv[0]
+    if not program.exists():
+        pytest.skip(f"{name} is not installed: make test")
+    install(sandbox, name, [str(program), *argv[1:]], **more)
+
+    async def run(code, **options):
+        return await sandbox.run(code, language=name, **{"timeout_s": SLOW_TO_START, **options})
+
+    return run
+
+
+@pytest.fixture
+def xpython(sandbox):
+    """Sends two messages for each print; SIGINT kills it."""
+    return installed(sandbox, "xpython", ["python", "-m", "xpython_launcher", "-f", "{connection_file}"])
+
+
+@pytest.fixture
+def deno(sandbox):
+    """A kernel in Rust, interrupted by a message."""
+    argv = ["deno", "jupyter", "--kernel", "--conn", "{connection_file}"]
+    return installed(sandbox, "deno", argv, interrupt_mode="message")
+
+
+def value(outcome):
+    assert outcome.status == "ok", outcome
+    return next((entry.data["text/plain"] for entry in outcome.results if entry.type == "result"), None)
 
 
 @pytest.fixture
@@ -51,6 +88,114 @@ async def test_interrupt_and_stop(sandbox, stock):
     outcome = await sandbox.run("import time; time.sleep(30)", language="stock", timeout_s=0.3)
     assert (outcome.status, outcome.kernel) == ("timeout", "kept")
     assert (await sandbox.kernels.stop(StopKernel("r", "stock", "default"))).existed
+    assert list(sandbox.root.glob("k*")) == []
+
+
+async def test_xeus_python(sandbox, xpython):
+    first = await xpython("import sys\nx = 41\nprint('out')\nprint('err', file=sys.stderr)\nx + 1")
+    assert (first.kernel, first.stdout, first.stderr, value(first)) == ("new", "out\n", "err\n", "42")
+    failed = await xpython("1/0")
+    assert (failed.status, failed.exit_code, failed.kernel) == ("error", 1, "kept")
+    assert (failed.error.value, failed.error.traceback[-1][:17]) == ("division by zero", "ZeroDivisionError")
+    shown = await xpython("from IPython.display import display, HTML\ndisplay(HTML('<b>'))")
+    assert [(entry.type, entry.data["text/html"]) for entry in shown.results] == [("display", "<b>")]
+    assert value(await sandbox.run("1", language="xpython", context="other")) == "1"
+    assert value(await xpython("x")) == "41"
+    died = await xpython("import os; print('last', flush=True); os._exit(3)")
+    assert (died.status, died.reason, died.exit_code, died.kernel) == ("died", "exit", 3, "lost")
+    assert value(await xpython("'x' in globals()")) == "False"
+
+
+async def test_an_interrupt_that_a_kernel_does_not_survive_is_a_timeout_that_lost_the_state(sandbox, xpython):
+    await xpython("x = 1")
+    outcome = await xpython("while True: pass", timeout_s=0.3)
+    assert (outcome.status, outcome.exit_code, outcome.reason, outcome.kernel) == ("timeout", 124, "timeout", "lost")
+    assert value(await xpython("'x' in globals()")) == "False"
+    assert not sandbox.told(KernelGone)
+
+
+async def test_a_message_for_each_print_is_complete(xpython):
+    outcome = await xpython("for i in range(5_000): print(i)", limits=OutputLimits(text=2_000_000, results=0, spill=0))
+    assert outcome.stdout == "".join(f"{number}\n" for number in range(5_000))
+    assert not outcome.truncated
+
+
+async def test_deno(sandbox, deno):
+    first = await deno("let x = 41; console.log('out'); console.error('err'); x + 1")
+    assert (first.kernel, first.stdout, first.stderr, value(first)) == ("new", "out\n", "err\n", "42")
+    failed = await deno("throw new TypeError('no')")
+    assert (failed.status, failed.exit_code, failed.error.name, failed.error.value) == ("error", 1, "TypeError", "no")
+    shown = await deno("await Deno.jupyter.display(Deno.jupyter.html`<b>`)")
+    assert [(entry.type, entry.data["text/html"]) for entry in shown.results] == [("display", "<b>")]
+    interrupted = await deno("while (true) {}", timeout_s=0.3, grace_s=4.0)
+    assert (interrupted.status, interrupted.exit_code, interrupted.kernel) == ("timeout", 124, "kept")
+    assert value(await deno("x")) == "41"
+    stubborn = await deno(
+        "await new Promise(() => {})", timeout_s=0.2, grace_s=0.6
+    )  # as it is, it hears no message now
+    assert (stubborn.status, stubborn.reason, stubborn.kernel) == ("timeout", "timeout", "lost")
+    died = await deno("Deno.exit(3)")
+    assert (died.status, died.reason, died.exit_code, died.kernel) == ("died", "exit", 3, "lost")
+    assert value(await deno("typeof x")) == '"undefined"'
+
+
+async def test_an_interrupt_by_message(sandbox):
+    """No signal: a kernel that dies of one and hears the message lives on."""
+    argv = [
+        "sh",
+        "-c",
+        'trap "exit 9" INT; "$0" -m ipykernel_launcher -f "$1" & wait $!',
+        str(PYTHON),
+        "{connection_file}",
+    ]
+    install(sandbox, "asked", argv, interrupt_mode="message")
+    await sandbox.run("x = 1", language="asked", timeout_s=SLOW_TO_START)
+    outcome = await sandbox.run("while True: pass", language="asked", timeout_s=0.3, grace_s=4.0)
+    assert (outcome.status, outcome.kernel) == ("timeout", "kept")
+    assert value(await sandbox.run("x", language="asked")) == "1"
+
+
+async def test_where_it_listens(sandbox, stock):
+    """On the loopback, with a key that only its own private folder tells."""
+    for context in ("default", "other"):
+        await stock("1", context=context)
+    files = sorted(sandbox.root.glob("k*/c.json"))
+    assert [file.parent.stat().st_mode & 0o777 for file in files] == [0o700, 0o700]
+    one, other = (json.loads(file.read_text()) for file in files)
+    assert (one["transport"], one["ip"]) == ("tcp", "127.0.0.1")
+    numbers = [place[name] for place in (one, other) for name in place if name.endswith("_port")]
+    assert len(set(numbers)) == 10
+    assert one["key"] != other["key"]
+    assert min(len(one["key"]), len(other["key"])) == 32
+
+
+@pytest.mark.parametrize("taken", [1, 2])
+async def test_a_kernel_whose_port_somebody_took_is_started_with_others(stock, monkeypatch, taken):
+    with socket.socket() as tenant:
+        tenant.bind(("127.0.0.1", 0))
+        tenant.listen()
+        free, made = ports.free, []
+
+        def choose(count):
+            chosen = list(free(count))
+            if len(made) < taken:
+                chosen[3] = tenant.getsockname()[1]
+            made.append(chosen)
+            return tuple(chosen)
+
+        monkeypatch.setattr(ports, "free", choose)
+        assert value(await stock("40 + 2")) == "42"
+    assert len(made) == taken + 1
+
+
+async def test_a_kernel_that_never_gets_its_ports_is_refused(sandbox, stock, monkeypatch):
+    with socket.socket() as tenant:
+        tenant.bind(("127.0.0.1", 0))
+        tenant.listen()
+        monkeypatch.setattr(ports, "free", lambda count: (tenant.getsockname()[1],) * count)
+        refused = await sandbox.execute("1", language="stock")
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.message) == ("kernel_start_failed", "the stock kernel found its ports taken")
     assert list(sandbox.root.glob("k*")) == []
 
 

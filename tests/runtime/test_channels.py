@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import zmq
+from sandboxd import channels as channels_module
 from sandboxd.channels import IOPUB, Channels, Connection, Received
 
 
@@ -55,8 +56,9 @@ class Heard:
         self.came.set()
 
 
-async def test_what_waits_of_a_foreign_kernel_is_bounded(tmp_path: Path) -> None:
+async def test_what_waits_of_a_foreign_kernel_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nobody reads, as in a loop that is busy. The kernel's own queue holds one message, so it drops the rest."""
+    monkeypatch.setattr(channels_module, "_WAITING_FOREIGN", 64)
     context, length, heard = zmq.Context[Any](), 2**20, Heard()
     connection = Connection.make(tmp_path / "k", tcp=True)
     with zmq.Context[Any]() as kernel_context, kernel_context.socket(zmq.XPUB) as kernel:
