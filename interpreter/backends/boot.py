@@ -20,9 +20,10 @@ def encode_config(
     runtime: str,
     environment: Mapping[str, str],
     seccomp: bool = True,
+    redial: bool = True,
 ) -> str:
     """Return the one argument of the boot process: a ``BootConfig`` as JSON. Paths are those that it sees itself."""
-    config = BootConfig(link, workspace, user, kernels, runtime, dict(environment), seccomp)
+    config = BootConfig(link, workspace, user, kernels, runtime, dict(environment), seccomp, redial)
     return msgspec.json.encode(config).decode()
 
 

@@ -22,6 +22,7 @@ from .kernel import Kernel, KernelStartError, PortsTakenError
 from .kernelspecs import Kernelspec, find
 from .processes import Zygote
 from .protocol import (
+    Alive,
     BootConfig,
     Execute,
     Finished,
@@ -64,10 +65,21 @@ class Kernels:
         self._ending: set[Kernel] = set()
         self._spares: dict[_Key, asyncio.Task[None]] = {}
         self._closed = False
+        self.preparing: set[str] = set()
+        """Executions that wait for a kernel to start."""
 
     def languages(self) -> list[str]:
         """Return the names of the kernels that there are, for ``Hello``: ours and any installed kernelspec."""
         return sorted(self._specs)
+
+    def alive(self) -> list[Alive]:
+        """Return which kernels run or are made ahead of time, for ``Hello``."""
+        return [Alive(*key) for key in sorted({*self._kernels, *self._spares})]
+
+    def rewind(self) -> None:
+        """Tell the progress of all executions anew, from the start."""
+        for kernel in self._kernels.values():
+            kernel.rewind()
 
     async def execute(self, message: Execute) -> Finished | Refused:
         """Run a stateful execution to its end. Never raises.
@@ -88,6 +100,8 @@ class Kernels:
         finally:
             del self._here[message.id]
             self._cancelled.discard(message.id)
+            if key not in self._here.values():
+                del self._locks[key]
 
     def cancel(self, execution: str) -> bool:
         """Interrupt ``execution`` with the ladder of a timeout; False if it is not here. ``execute`` answers."""
@@ -144,10 +158,13 @@ class Kernels:
         if key not in self._kernels or key in self._spares:
             self._send(Preparing(message.id))
             prepared = True
+            self.preparing.add(message.id)
             try:
                 await self._started(key, spec)
             except KernelStartError as error:
                 return Refused(message.id, "kernel_start_failed", str(error))
+            finally:
+                self.preparing.discard(message.id)
         kernel = self._kernels[key]
         if message.id in self._cancelled:
             return Finished(message.id, _NOT_RUN)

@@ -86,6 +86,10 @@ class Capture:
         self._told += len(piece)
         return piece.decode()
 
+    def rewind(self) -> None:
+        """Let ``progress`` begin anew: what it has returned was told to a service that is gone."""
+        self._told = 0
+
     def _keep(self, data: bytes) -> None:
         self.size += len(data)
         room = self.limit - len(self._head)

@@ -46,6 +46,8 @@ MAX_ERROR_LINE = 2_000
 """Characters: a line of minified code is no help to anybody."""
 
 _LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
+"""Before the body of each frame."""
 
 Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]

@@ -52,6 +52,11 @@ class Runs:
         finally:
             del self._running[message.id]
 
+    def rewind(self) -> None:
+        """Tell the progress of all runs anew, from the start."""
+        for run in self._running.values():
+            run.rewind()
+
     def cancel(self, execution: str) -> bool:
         """Kill ``execution``; False if it is not here. ``execute`` answers."""
         run = self._running.get(execution)
@@ -72,6 +77,10 @@ class _Run:
         }
         self._process: Process | None = None
         self._ended_as: Status | None = None
+
+    def rewind(self) -> None:
+        for capture in self._captures.values():
+            capture.rewind()
 
     def end(self, status: Status) -> None:
         """Kill it, now or as soon as it exists; ``status`` says why."""

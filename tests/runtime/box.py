@@ -15,7 +15,17 @@ from typing import Any
 
 import msgspec
 from sandboxd import protocol
-from sandboxd.protocol import BootConfig, Execute, Finished, FromSandbox, OutputLimits, Refused, ToSandbox
+from sandboxd.protocol import (
+    BootConfig,
+    Execute,
+    Finished,
+    FromSandbox,
+    Hello,
+    OutputLimits,
+    Refused,
+    Shutdown,
+    ToSandbox,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-sandbox"
@@ -64,10 +74,8 @@ class Box:
             "seccomp": False,
         }
         boot_config = BootConfig(**{**settings, **config})
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(boot_config.link)
-            listener.listen(1)
-            listener.settimeout(ANSWER_WITHIN_S)
+        self._address = boot_config.link
+        with self._listening() as listener:
             began = time.monotonic()
             self.boot = subprocess.Popen(
                 [str(PYTHON), "-c", _BOOT, msgspec.json.encode(boot_config).decode()],
@@ -76,12 +84,21 @@ class Box:
                 stdin=subprocess.DEVNULL,
             )
             self._link, _ = listener.accept()
-        self._link.settimeout(ANSWER_WITHIN_S)
         self._number = 0
         self.waiting: dict[str, Finished | Refused] = {}
         self.others: list[FromSandbox] = []
-        self.hello = self.receive()
+        self.hello = self._greeted()
         self.hello_s = time.monotonic() - began
+
+    def hang_up(self) -> None:
+        """End the link as a service does that is killed."""
+        self._link.close()
+
+    def listen_again(self) -> None:
+        """Be the next service: take what dials now, and its ``hello``."""
+        with self._listening() as listener:
+            self._link, _ = listener.accept()
+        self.hello = self._greeted()
 
     def send(self, message: ToSandbox) -> None:
         self._link.sendall(protocol.encode(message))
@@ -139,7 +156,11 @@ class Box:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """End the link; everything inside must then end by itself."""
+        """Say that it is enough; everything inside must then end by itself."""
+        if self._link.fileno() < 0 and self.boot.poll() is None:
+            self.listen_again()
+        with contextlib.suppress(OSError):  # it has ended already
+            self.send(Shutdown())
         self._link.close()
         try:
             self.boot.wait(10)
@@ -148,6 +169,21 @@ class Box:
             for pid in self.processes():
                 os.kill(pid, 9)
             self.boot.wait(10)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[socket.socket]:
+        Path(self._address).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._address)
+            listener.listen(1)
+            listener.settimeout(ANSWER_WITHIN_S)
+            yield listener
+
+    def _greeted(self) -> Hello:
+        self._link.settimeout(ANSWER_WITHIN_S)
+        hello = self.receive()
+        assert isinstance(hello, Hello), hello
+        return hello
 
     def _exactly(self, length: int) -> bytes:
         parts = bytearray()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from sandboxd import daemon, protocol
-from sandboxd.protocol import Cancel, Finished, OutputLimits, Shutdown, StopKernel
+from sandboxd.protocol import BootConfig, Cancel, Finished, OutputLimits, Shutdown, StopKernel
 
 from tests.runtime.box import Box, box
 
@@ -36,11 +35,21 @@ def test_shutdown_ends_it_with_what_runs(sandbox: Box) -> None:
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\2\x80"])
-def test_what_no_service_sends_ends_it(sandbox: Box, frame: bytes) -> None:
-    sandbox.begin("sleep 600", "bash")
+def test_what_no_service_sends_ends_its_link_only(sandbox: Box, frame: bytes) -> None:
+    run = sandbox.begin("read -r; echo $REPLY", "bash", stdin="kept\n")
     sandbox._link.sendall(frame)
-    sandbox._link.shutdown(socket.SHUT_WR)
-    assert sandbox.boot.wait(5) == 0
+    sandbox.hang_up()
+    sandbox.listen_again()
+    assert sandbox.end(run).outcome.stdout == "kept\n"
+
+
+def test_where_nobody_watches_from_outside_the_end_of_the_link_ends_it(tmp_path: Path) -> None:
+    with box(tmp_path, redial=False) as sandbox:
+        sandbox.begin("sleep 600", "bash")
+        sandbox.send(Cancel(id="nothing"))
+        sandbox._link.shutdown(socket.SHUT_RDWR)
+        assert sandbox.boot.wait(5) == 0
+        sandbox.wait_for_processes(0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
@@ -88,16 +97,7 @@ def test_sixty_runs_at_once_are_all_answered(sandbox: Box) -> None:
 
 async def test_nobody_to_dial_is_an_error_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "_DIAL_WITHIN_S", 0.2)
-    with pytest.raises(TimeoutError):
-        await daemon._dial(str(tmp_path / "nobody"))
-
-
-async def test_a_listener_that_comes_late_is_dialled(tmp_path: Path) -> None:
-    path = str(tmp_path / "late")
-    dialling = asyncio.gather(daemon._dial(path))
-    await asyncio.sleep(0)
-    server = await asyncio.start_unix_server(lambda _reader, writer: writer.close(), path)
-    ((_, writer),) = await dialling
-    writer.close()
-    server.close()
-    await server.wait_closed()
+    config = BootConfig(str(tmp_path / "nobody"), "/", "/", "/", "/", {})
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert await daemon._serve(config, ours) == 1

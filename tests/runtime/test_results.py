@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandboxd.channels import Received, decode
-from sandboxd.daemon import within_limits
 from sandboxd.execution import Running
+from sandboxd.link import within_limits
 from sandboxd.processes import Exited
 from sandboxd.protocol import (
     Execute,

@@ -99,6 +99,7 @@ class ProcessBackend(Backend):
     """
 
     name = "process"
+    adopts = False
     single_tenant = True
     limits_hold = False
 
@@ -141,6 +142,7 @@ class ProcessBackend(Backend):
                 _MARK: mark.partition("=")[2],
             },
             seccomp=False,
+            redial=False,  # nothing watches from outside, so a service that is gone ends it
         )
         python = self._environment.venv / "bin" / "python3"
         boot = self._boot(config) if self._boot else command(python, environments.library(), config)
