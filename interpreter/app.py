@@ -1,7 +1,7 @@
 """The whole service: every part built once, in order, and closed in the reverse order.
 
-Promises: what cannot start says why in one sentence (``StartError``) and leaves nothing behind; SIGTERM drains, SIGINT
-removes at once, both end with everything closed.
+Promises: what cannot start says why in one sentence (``StartError``) and leaves nothing behind. SIGTERM drains and leaves
+sandboxes to the next service; SIGINT removes them at once; both end with everything of this process closed.
 Leaves to cli/serve.py: exit codes.
 """
 
@@ -175,7 +175,11 @@ async def serve(
         stack.push_async_callback(_close_server, server, settings.address)
         _announce(settings, choice, sockets, keys, say)
         await _until_drained(service, api, stop, say)
-        await finish(service.aclose(), within_s=CLOSE_S)
+        if stop.now.is_set():
+            await finish(service.aclose(), within_s=CLOSE_S)
+        else:
+            await finish(service.release(), within_s=CLOSE_S)
+            say(_left(service, settings))
         # An execution has ended before its answer is written: closing now would cut it off.
         await server.at_rest(within_s=ANSWERS_S)
 
@@ -194,6 +198,15 @@ async def _until_drained(service: Interpreter, api: Api, stop: Stop, say: Say) -
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await tasks.aclose(within_s=CLOSE_S)
+
+
+def _left(service: Interpreter, settings: Settings) -> str:
+    if not service.released:
+        return "stopped; no sandbox was running"
+    return (
+        f"stopped; {service.released} sandboxes go on for the next service on this data root, and end after"
+        f" {settings.idle_ttl:g} s without one (`cellbox stop --all` removes them with the service)"
+    )
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -204,6 +204,13 @@ class RunStartFailed(ServiceError):
     retryable = True
 
 
+class StorageFailed(ServiceError):
+    """The service's disk takes nothing, so that what was asked could not be noted; nothing has run."""
+
+    code = "storage_failed"
+    retryable = True
+
+
 class SingleTenant(ServiceError):
     """This service can keep only one scope apart from the host, and another one has claimed it."""
 

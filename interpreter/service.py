@@ -11,31 +11,33 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from sandboxd.protocol import OutputLimits
 
 from interpreter.backends.base import Backend, BackendError, Limits
-from interpreter.errors import KernelNotFound, ServiceError, ShuttingDown, TooManyExecutions
+from interpreter.errors import ExecutionNotFound, KernelNotFound, ServiceError, ShuttingDown, TooManyExecutions
 from interpreter.executions.execution import Execution
+from interpreter.executions.kernel_stops import KernelStops
 from interpreter.executions.model import Answer, ExecRequest
+from interpreter.executions.recorder import Recorder
 from interpreter.executions.run import RunConfig
 from interpreter.executions.runner import Runner
 from interpreter.executions.store import Store
 from interpreter.keys import KernelKey, Key, check_name
 from interpreter.link.connection import LinkLimits
-from interpreter.link.errors import LinkClosed, LinkTimeout
+from interpreter.records import RecordsError
+from interpreter.recovery import boot_id, recover
 from interpreter.sandboxes import listings, reaper
 from interpreter.sandboxes.kernels import Kernels
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager, SandboxConfig
 from interpreter.sandboxes.table import Table
-from interpreter.scopes.root import DataRoot, Ids
+from interpreter.scopes.root import DataRoot, DataRootError, Ids
 from interpreter.tasks import Tasks, finish
 
 log = logging.getLogger(__name__)
@@ -92,6 +94,9 @@ class Interpreter:
         self._table = Table(limit=config.max_sessions, idle_s=config.idle_ttl_s)
         self._kernels = Kernels(max_queue=config.max_queue, max_kernels=config.max_kernels)
         self._store = Store(keep_s=config.result_ttl_s)
+        self._recorder = Recorder(
+            self._data.records, self._kernels, config.data_root, keep_s=config.result_ttl_s, clock=clock
+        )
         self._manager = Manager(
             backend,
             self._data,
@@ -112,8 +117,18 @@ class Interpreter:
             self._manager,
             self._store,
             RunConfig(grace_s=config.grace_s, output=output, kernel_start_s=config.start_timeout_s),
+            recorder=self._recorder,
             clock=clock,
         )
+        self._stops = KernelStops(
+            self._kernels,
+            self._manager,
+            self._runner,
+            delete_s=config.grace_s + KERNEL_STOP_S,
+            restart_s=config.grace_s + config.start_timeout_s,
+        )
+        self.released = 0
+        """How many sandboxes go on without this service."""
         self._tasks = Tasks()
         self._draining = False
         self._asking = asyncio.Lock()
@@ -122,19 +137,33 @@ class Interpreter:
         self._trouble: str | None = None
 
     async def start(self) -> list[str]:
-        """Lock the data root, check the backend, remove leftovers, begin reaping; return warnings for the operator.
+        """Lock the data root, check the backend, take over what an earlier service left or remove it, begin reaping; return
+        warnings for the operator.
 
         Raises DataRootError (interpreter.scopes.root; a locked one names the other service's pid), BackendUnavailable
         (backends.base). A start that failed has freed everything.
         """
         await finish(asyncio.to_thread(self._data.open), within_s=REMOVE_S)
         try:
-            warnings = await self._backend.check()
-            await self._backend.remove_leftovers()
-            await finish(asyncio.to_thread(self._data.drop_run_dirs), within_s=REMOVE_S)
+            warnings = await asyncio.to_thread(self._data.records.open, boot=boot_id(), now=self._clock())
+            await asyncio.to_thread(self._recorder.sweep)
+            warnings += await self._backend.check()
+            await recover(
+                self._backend,
+                self._data,
+                self._recorder,
+                self._manager,
+                self._runner,
+                text_limit=self._config.output_bytes,
+                clock=self._clock,
+            )
+        except RecordsError as error:
+            self._data.close()
+            raise DataRootError(str(error)) from error
         except BaseException:
             self._data.close()
             raise
+        self._tasks.start(self._recorder.run(), name="recorder")
         self._tasks.start(reaper.run(self._table, self._manager, self._clock), name="reaper")
         return warnings
 
@@ -145,11 +174,21 @@ class Interpreter:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 await _all_finished(self._store.active())
 
-    async def aclose(self) -> None:
-        """End everything: executions, sandboxes (no later service could adopt them yet), tasks, the lock, the backend.
+    async def release(self) -> None:
+        """Let go of what runs, for the next service on this data root, and close all that is ours. May be called twice.
 
-        May be called twice.
+        Where sandboxes cannot outlive the service, as ``aclose``.
         """
+        if not self._backend.adopts:
+            await self.aclose()
+            return
+        self._draining = True
+        await self._runner.release(within_s=CLOSE_S)
+        self.released += await self._manager.release()
+        await self._close()
+
+    async def aclose(self) -> None:
+        """End everything: executions, sandboxes, tasks, the lock, the backend. May be called twice, and after ``release``."""
         self._draining = True
         active = self._store.active()
         for execution in active:
@@ -159,7 +198,11 @@ class Interpreter:
             async with asyncio.timeout(CLOSE_S):
                 await _all_finished(active)
         await self._runner.aclose(within_s=CLOSE_S)
+        await self._close()
+
+    async def _close(self) -> None:
         await self._tasks.aclose(within_s=CLOSE_S)
+        await self._recorder.aclose()
         await self._backend.aclose()
         self._data.close()
 
@@ -172,7 +215,7 @@ class Interpreter:
         check_name("context", request.context)
         if request.execution_id is not None:
             check_name("execution_id", request.execution_id)
-        if (first := self._store.known(request, self._clock())) is not None:
+        if (first := self._store.known(request, self._clock()) or self._kept(request)) is not None:
             return first
         if self._draining:
             raise ShuttingDown("The service is stopping and takes no new work.", retry_after_s=5.0)
@@ -189,7 +232,20 @@ class Interpreter:
 
     def execution(self, execution_id: str, scope: str | None) -> Execution:
         """Return a kept execution. scope: needed for ids that callers made. Raises ExecutionNotFound."""
-        return self._store.get(execution_id, scope, self._clock())
+        try:
+            return self._store.get(execution_id, scope, self._clock())
+        except ExecutionNotFound:
+            if (kept := self._recorder.find(execution_id, scope)) is None:
+                raise
+        self._store.restore(kept)
+        return kept
+
+    def _kept(self, request: ExecRequest) -> Execution | None:
+        """Return the first execution of the same request and id if it is not in memory any more. Raises ExecutionIdTaken."""
+        if request.execution_id is None or (kept := self._recorder.find(request.execution_id, request.scope)) is None:
+            return None
+        self._store.restore(kept)
+        return self._store.known(request, self._clock())
 
     def cancel(self, execution: Execution) -> None:
         """End it: a queued one never runs, a running one is interrupted or killed. Nothing if it has finished."""
@@ -228,14 +284,14 @@ class Interpreter:
         Raises KernelNotFound.
         """
         key, name = Key.of(scope, session), KernelKey(language, context)
-        if not await self._shielded(self._stop_kernel(key, name, "restart"), "restart kernel"):
+        if not await self._shielded(self._stops.stop(key, name, "restart"), "restart kernel"):
             raise KernelNotFound("No such kernel is running.")
         return {"restarted": True}
 
     async def delete_kernel(self, scope: str, session: str | None, language: str, context: str) -> dict[str, Any]:
         """End a kernel and what runs and waits in it (``cancelled``): ``{"removed": 0 or 1, "purged": False}``."""
         key, name = Key.of(scope, session), KernelKey(language, context)
-        existed = await self._shielded(self._stop_kernel(key, name, "deleted"), "delete kernel")
+        existed = await self._shielded(self._stops.stop(key, name, "deleted"), "delete kernel")
         return {"removed": int(existed), "purged": False}
 
     async def remove_session(
@@ -305,8 +361,10 @@ class Interpreter:
             for key in keys:
                 self._kernels.forget(key)
                 self._store.forget(key.scope, key.session)
+                await self._recorder.forget(key.scope, key.session)
             if scope is not None:
                 self._store.forget(scope)
+                await self._recorder.forget(scope)
             await finish(asyncio.to_thread(self._move_away, keys, scope), within_s=REMOVE_S)
         purged = await self._sweep()
         if not purged:
@@ -327,42 +385,6 @@ class Interpreter:
         else:
             for key in keys:
                 self._data.purge_session(key)
-
-    async def _stop_kernel(self, key: Key, name: KernelKey, how: Literal["deleted", "restart"]) -> bool:
-        """End a kernel, and start it anew for a restart; whether there was one. Its queue stands still meanwhile."""
-        kernel, live = self._kernels.get(key, name), self._manager.get(key)
-        if kernel is None or not (kernel.alive or kernel.wanted):
-            self._kernels.ended_by_owner(key, name)
-            return False
-        for execution in self._runner.of_kernel(key, name):
-            self._runner.end(execution, how)
-        limit_s = self._config.grace_s + (self._config.start_timeout_s if how == "restart" else KERNEL_STOP_S)
-        ticket = f"{how}/{secrets.token_hex(8)}"
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._runner.turn(key, name, ticket, within_s=limit_s), name="turn")
-                if live is not None and live.hello is not None:
-                    group.create_task(
-                        self._stop_in(live, name, restart=how == "restart", within_s=limit_s), name="stop"
-                    )
-        finally:
-            self._kernels.ended_by_owner(key, name)
-            if how == "restart" and live is not None and live.hello is not None and not live.over.is_set():
-                self._kernels.restarted(key, name, live.row.id, time.time())
-            self._runner.leave(key, name, ticket)
-        return True
-
-    async def _stop_in(self, live: Live, name: KernelKey, *, restart: bool, within_s: float) -> None:
-        """Tell a sandbox to end a kernel; a sandbox that does not, or not all of it, is ended itself."""
-        try:
-            link = live.connection
-            stopped = await link.stop_kernel(name.language, name.context, restart=restart, within_s=within_s)
-            if stopped.sandbox_unsafe:
-                self._manager.stop(live, "killed")
-        except LinkTimeout:
-            self._manager.stop(live, "killed")
-        except LinkClosed:
-            log.info("a sandbox ended before its kernel", extra={"sandbox": live.row.id})
 
     def _session(self, live: Live) -> dict[str, Any]:
         key, row = live.row.key, live.row

@@ -43,6 +43,12 @@ class Tasks:
         """How many have not ended."""
         return len(self._running)
 
+    async def idle(self, *, within_s: float) -> None:
+        """Wait until those that are running now have ended, at most ``within_s`` seconds; cancel the others."""
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=within_s)
+        await self.aclose(within_s=within_s)
+
     async def aclose(self, *, within_s: float) -> None:
         """Cancel all and wait until they have ended, at most ``within_s`` seconds. May be called twice."""
         for task in self._running:

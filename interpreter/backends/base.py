@@ -123,6 +123,9 @@ class Backend(abc.ABC):
     limits_hold: bool = True
     """False where memory, processes and CPU of a sandbox as a whole are not limited. Known after ``check``."""
 
+    adopts: bool = True
+    """False where sandboxes end with the service."""
+
     @abc.abstractmethod
     async def check(self) -> list[str]:
         """Prove that sandboxes can be made here; return warnings for the operator. Raises BackendUnavailable."""

@@ -12,10 +12,11 @@ from interpreter.executions.model import Answer, ExecRequest, Phase
 class Execution:
     """One execution. Ends exactly once: with an answer, or, if it never ran, with an error for the caller.
 
-    id: the caller's (``named``) or ours, 128 unguessable bits. events: see events.py.
+    id: the caller's (``named``) or ours, 128 unguessable bits. events: see events.py. digest: see ``ExecRequest.digest``; given
+    where the request is not whole any more.
     """
 
-    def __init__(self, execution_id: str, request: ExecRequest, *, named: bool) -> None:
+    def __init__(self, execution_id: str, request: ExecRequest, *, named: bool, digest: bytes | None = None) -> None:
         self.id = execution_id
         self.request = request
         self.named = named
@@ -25,12 +26,22 @@ class Execution:
         self.events = EventLog(execution_id)
         self.finished_at: float | None = None
         """Seconds on the service's monotonic clock."""
+        self.noted = False
+        """Whether there is a record of it that outlives the service."""
+        self._digest = digest
         self._ended = asyncio.Event()
 
     @property
     def scope(self) -> str:
         """Whose it is."""
         return self.request.scope
+
+    @property
+    def digest(self) -> bytes:
+        """What a repetition of its request has too."""
+        if self._digest is None:
+            self._digest = self.request.digest()
+        return self._digest
 
     @property
     def session(self) -> str | None:

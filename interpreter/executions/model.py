@@ -6,6 +6,7 @@ Leaves to sandboxes/kernels.py what became of the kernel, and to http the shape 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -55,16 +56,10 @@ class ExecRequest:
         """The kernel it runs in; None for a stateless one."""
         return KernelKey(self.language, self.context) if self.stateful else None
 
-    def same_as(self, other: ExecRequest) -> bool:
-        """Whether ``other`` under the same ``execution_id`` is a repetition of this one."""
-        return (self.scope, self.session, self.language, self.code, self.stateful, self.context) == (
-            other.scope,
-            other.session,
-            other.language,
-            other.code,
-            other.stateful,
-            other.context,
-        )
+    def digest(self) -> bytes:
+        """Return what is the same for another request only if that is, under one ``execution_id``, a repetition of this one."""
+        identity = (self.scope, self.session, self.language, self.code, self.stateful, self.context)
+        return hashlib.sha256(repr(identity).encode("utf-8", "backslashreplace")).digest()
 
 
 class Timing(Struct, frozen=True):
@@ -110,19 +105,37 @@ class Answer(Struct, frozen=True):
         """Return it as JSON, UTF-8, without a lone surrogate."""
         return _json.encode(self)
 
+    @classmethod
+    def from_json(cls, text: bytes) -> Answer:
+        """Return the answer whose ``to_json`` was ``text``: its own will be the same again. Raises msgspec.DecodeError."""
+        return _kept.decode(text)
+
     def summary(self) -> dict[str, Any]:
         """Return the fields of the ``finished`` event: all but ``stdout``, ``stderr`` and ``results``."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in _NOT_IN_SUMMARY}
 
     def size(self) -> int:
         """About how many bytes it holds."""
-        results = sum(len(value) for entry in self.results for value in entry.get("data", {}).values())
+        results = sum(len(value) for entry in self.results for value in _values(entry))
         error = 0 if self.error is None else sum(map(len, self.error.traceback)) + len(self.error.value)
         return 1000 + len(self.stdout) + len(self.stderr) + results + error
 
 
 _NOT_IN_SUMMARY = ("stdout", "stderr", "results", "execution_id")
 _json = msgspec.json.Encoder()
+
+
+class _Kept(Answer, frozen=True):
+    """An answer that was read back: its results are JSON texts, to be written again as they are."""
+
+    results: list[Raw]  # type: ignore[assignment]  # nothing looks into results but to_json and size
+
+
+_kept = msgspec.json.Decoder(_Kept)
+
+
+def _values(entry: dict[str, Any] | Raw) -> list[Any]:
+    return [bytes(entry)] if isinstance(entry, Raw) else list(entry.get("data", {}).values())
 
 
 @dataclass(frozen=True, slots=True)

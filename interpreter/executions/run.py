@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 from sandboxd.protocol import Execute, Finished, Outcome, OutputLimits, Reason, Refused
 
+from interpreter.backends.base import SandboxId
 from interpreter.errors import KernelStartFailed
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import ExecRequest, ended
@@ -38,11 +39,28 @@ class RunConfig:
     kernel_start_s: float = 30.0
 
 
-class Work:
-    """One execution being worked on. nudge: set whenever there may be something new for its task."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Where an earlier service has sent an execution: under which id, when. live: None where its sandbox is gone."""
 
-    def __init__(self, execution: Execution) -> None:
+    sandbox: SandboxId
+    live: Live | None
+    link_id: str
+    at: float
+
+
+class Work:
+    """One execution being worked on. nudge: set whenever there may be something new for its task.
+
+    sent: by an earlier service. whole: its request can be run, if that did not happen.
+    """
+
+    def __init__(self, execution: Execution, *, sent: Sent | None = None, whole: bool = True) -> None:
         self.execution = execution
+        self.sent = sent
+        self.whole = whole
+        self.settle: Callable[[], None] = _nothing
+        """To be called when the answer is kept."""
         self.how: How | None = None
         self.turn = False
         self.nudge = asyncio.Event()
@@ -51,7 +69,8 @@ class Work:
 class Run:
     """One execution in one sandbox. began: when its code began, on the monotonic clock.
 
-    stop: ends the sandbox from outside, without waiting. tasks: own what is sent on the side.
+    stop: ends the sandbox from outside, without waiting. tasks: own what is sent on the side. resumed: its id on the link, if an
+    earlier service has sent it.
     """
 
     def __init__(
@@ -63,6 +82,7 @@ class Run:
         stop: Callable[[Live, Reason], None],
         tasks: Tasks,
         clock: Callable[[], float],
+        resumed: str | None = None,
     ) -> None:
         self._work = work
         self._live = live
@@ -71,7 +91,7 @@ class Run:
         self._tasks = tasks
         self._clock = clock
         # Not the execution's own id: callers may use one again, and what comes late for the first is not the second's.
-        self._link_id = secrets.token_hex(16)
+        self.link_id = resumed or secrets.token_hex(16)
         self.began = clock()
         self._mark = live.oom_mark()
 
@@ -81,7 +101,7 @@ class Run:
         try:
             # A sandboxd that the tenant has frozen takes no long frame, and the answer is due all the same.
             async with asyncio.timeout(request.timeout_s + self._config.grace_s + MARGIN_S):
-                pending = await connection.execute(_execute(self._link_id, request, self._config))
+                pending = await connection.execute(_execute(self.link_id, request, self._config))
         except LinkNotSent:
             raise
         except LinkClosed:
@@ -89,6 +109,18 @@ class Run:
         except TimeoutError:
             self._stop(self._live, "killed")
             return self._ended("", "", "timeout", "timeout")
+        return await self._outcome(pending)
+
+    async def resumed(self, pending: Pending, sent_at: float) -> Finished | Refused:
+        """Return how one ended that an earlier service has sent.
+
+        When its code began is not known: sandboxd ends it in time; we, should it not, later by what a kernel may take to start.
+        """
+        if not pending.starting:
+            self.began = min(self.began, sent_at + self._config.kernel_start_s)
+        return await self._outcome(pending)
+
+    async def _outcome(self, pending: Pending) -> Finished | Refused:
         try:
             await self._wait(pending)
             if pending.end.done():
@@ -105,7 +137,7 @@ class Run:
         except LinkClosed:
             return await self._sandbox_gone(pending.text("stdout"), pending.text("stderr"))
         finally:
-            connection.forget(self._link_id)
+            self._live.connection.forget(self.link_id)
 
     async def _wait(self, pending: Pending) -> None:
         """Return when the end is there, or when it should have been."""
@@ -136,7 +168,7 @@ class Run:
 
     async def _cancel(self) -> None:
         with contextlib.suppress(LinkClosed):
-            await self._live.connection.cancel(self._link_id)
+            await self._live.connection.cancel(self.link_id)
 
     def _settled(self, outcome: Outcome, elapsed_s: float) -> Outcome:
         """Return ``outcome`` as we see it: memory is told from crash, and who asked for the end from how it went."""
@@ -180,7 +212,11 @@ class Run:
                 reason=reason if how == "cancel" else how,
             )
         told: Literal["lost"] | None = "lost" if request.stateful else None
-        return Finished(id=self._link_id, outcome=msgspec.structs.replace(outcome, kernel=told))
+        return Finished(id=self.link_id, outcome=msgspec.structs.replace(outcome, kernel=told))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _execute(link_id: str, request: ExecRequest, config: RunConfig) -> Execute:

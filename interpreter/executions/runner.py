@@ -3,7 +3,7 @@
 Promises: each execution is one task of this object and ends exactly once. What ends it is decided by our clocks, never by the
 sandbox alone: a run that is not over at its timeout, the grace and a margin costs the whole sandbox, and the answer does
 not wait for that. An execution that is ended while it waits never runs. Its lease and its place in the queue are given back
-before its end is told.
+before its end is told. What an earlier service has sent is waited for, and never sent again to a sandbox that knows it.
 Leaves to sandboxd: the timeout itself, as long as it does its part.
 """
 
@@ -14,9 +14,11 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
 from sandboxd.protocol import Finished, Outcome, Reason, Refused
 
 from interpreter import languages
+from interpreter.backends.base import SandboxId
 from interpreter.errors import (
     CwdNotFound,
     InternalError,
@@ -25,14 +27,17 @@ from interpreter.errors import (
     RunStartFailed,
     SandboxStartFailed,
     ServiceError,
+    ShuttingDown,
     UnknownLanguage,
     UnsupportedField,
 )
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended, heavy
-from interpreter.executions.run import How, Run, RunConfig, Work, milliseconds
+from interpreter.executions.recorder import Recorder
+from interpreter.executions.run import How, Run, RunConfig, Sent, Work, milliseconds
 from interpreter.executions.store import Store
 from interpreter.keys import KernelKey, Key
+from interpreter.link.connection import Pending
 from interpreter.link.errors import LinkNotSent
 from interpreter.sandboxes.kernels import Kernels, Told
 from interpreter.sandboxes.live import Live
@@ -57,6 +62,7 @@ class Runner:
         store: Store,
         config: RunConfig,
         *,
+        recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -64,7 +70,9 @@ class Runner:
         self._kernels = kernels
         self._manager = manager
         self._store = store
+        self._recorder = recorder
         self._config = config
+        self._released = False
         self._clock = clock
         self._wall = wall
         self._tasks = Tasks()
@@ -72,20 +80,42 @@ class Runner:
         self._turns: dict[str, Callable[[], None]] = {}
 
     def begin(self, request: ExecRequest) -> Execution:
-        """Take ``request`` in and work on it. Raises TooManySessions, QueueFull, TooManyKernels; then nothing has happened."""
+        """Take ``request`` in and work on it. Raises TooManySessions, QueueFull, TooManyKernels, StorageFailed; then nothing has
+        happened.
+        """
         self._table.enter(request.key, self._clock())
         execution = self._store.add(request)
-        work, ticket = Work(execution), _ticket(execution)
         try:
-            work.turn = request.kernel is None or self._kernels.join(request.key, request.kernel, ticket)
+            self._recorder.taken(execution)
+            self._take(Work(execution))
         except ServiceError:
             self._store.drop(execution)
+            self._recorder.dropped(execution)
             self._table.leave(request.key, self._clock())
             raise
-        self._works[ticket] = work
-        self._turns[ticket] = lambda: _your_turn(work)
-        self._tasks.start(self._work(work), name=f"execution {execution.id}")
         return execution
+
+    def resume(self, execution: Execution, *, sent: Sent | None, whole: bool) -> None:
+        """Work on what an earlier service has left, to be called in the order of their coming. sent, whole: see ``Work``.
+
+        One that its caller cannot ask for, and of which no sandbox was told, is forgotten: it is as if it had not come.
+        """
+        if sent is None and not (execution.named and whole):
+            self._recorder.dropped(execution)
+            return
+        try:
+            self._table.enter(execution.request.key, self._clock())
+        except ServiceError:
+            self._recorder.dropped(execution)
+            return
+        self._store.restore(execution)
+        try:
+            self._take(Work(execution, sent=sent, whole=whole))
+        except ServiceError as error:
+            self._recorder.dropped(execution)
+            self._table.leave(execution.request.key, self._clock())
+            execution.end(error, self._clock())
+            self._store.finished(execution, self._clock())
 
     def end(self, execution: Execution, how: How) -> None:
         """End it: while it waits it never runs, while it runs it is interrupted or killed. Nothing once it has finished."""
@@ -132,6 +162,20 @@ class Runner:
         """Cancel what is still being worked on and wait for it. May be called twice."""
         await self._tasks.aclose(within_s=within_s)
 
+    async def release(self, *, within_s: float) -> None:
+        """Let go of everything: what runs goes on, what waits and has a name waits for the next service. Whoever waits here is
+        told so.
+        """
+        self._released = True
+        await self._tasks.aclose(within_s=within_s)
+
+    def _take(self, work: Work) -> None:
+        request, ticket = work.execution.request, _ticket(work.execution)
+        work.turn = request.kernel is None or self._kernels.join(request.key, request.kernel, ticket)
+        self._works[ticket] = work
+        self._turns[ticket] = lambda: _your_turn(work)
+        self._tasks.start(self._work(work), name=f"execution {work.execution.id}")
+
     async def _work(self, work: Work) -> None:
         execution = work.execution
         result: Answer | ServiceError = InternalError("The service was stopped.")
@@ -148,8 +192,15 @@ class Runner:
             self._turns.pop(_ticket(execution), None)
             self._table.leave(execution.request.key, self._clock())
             del self._works[_ticket(execution)]
+            if self._released and not isinstance(result, Answer):
+                result = _goes_on(execution)
             execution.end(result, self._clock())
             self._store.finished(execution, self._clock())
+            if isinstance(result, Answer):
+                self._recorder.ended(execution, result, settle=work.settle)
+            elif not self._released:
+                self._recorder.dropped(execution)
+                work.settle()
             log.info("execution ended", extra=_fields(execution, result))
 
     async def _result(self, work: Work) -> Answer:
@@ -157,6 +208,12 @@ class Runner:
         request, began = work.execution.request, self._clock()
         await self._wait_for_turn(work, began + request.queue_timeout_s)
         turn = self._clock()
+        if work.sent is not None and not await self._adopted(work.sent):
+            work.execution.running()
+            why = (work.sent.live.reason if work.sent.live is not None else None) or "killed"
+            outcome = msgspec.structs.replace(ended(request, "died", reason=why), kernel="lost")
+            life = self._life(request, work.sent.sandbox, outcome)
+            return answer(work.execution.id, request, outcome, life, Timing())
         live, run, finished = await self._run(work)
         if live is None or run is None or finished is None:
             reason: Reason | None = None if work.how == "cancel" else work.how
@@ -165,7 +222,7 @@ class Runner:
         if isinstance(finished, Refused):
             raise _refused(request, finished, live)
         outcome = finished.outcome
-        life = self._life(request, live, outcome)
+        life = self._life(request, live.row.id, outcome, over=live.over.is_set())
         if finished.sandbox_unsafe:
             self._manager.stop(live, "killed")
         elif live.reason is not None:
@@ -183,18 +240,47 @@ class Runner:
 
         A sandbox that ended before it could know of the execution is no answer to it: a fresh one is, a few times.
         """
+        if work.sent is not None and (resumed := self._resumed(work, work.sent)) is not None:
+            work.execution.running()
+            adopted, run, pending = resumed
+            return adopted, run, await run.resumed(pending, work.sent.at)
         for attempt in range(ATTEMPTS):
             live = None if work.how else await self._sandbox(work)
             if live is None:
                 return None, None, None
             if not attempt:
                 work.execution.running()
-            run = Run(work, live, self._config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock)
+            run = self._at(work, live)
+            self._recorder.sent(work.execution, live.row.id, run.link_id)
             try:
                 return live, run, await run.finished()
             except LinkNotSent:
                 log.info("a sandbox ended before it was told of an execution", extra={"sandbox": live.row.id})
         raise SandboxStartFailed("Sandboxes end as soon as they have started; nothing has run.", retry_after_s=1.0)
+
+    async def _adopted(self, sent: Sent) -> bool:
+        """Wait until it is known whether a sandbox of an earlier service works."""
+        if sent.live is None:
+            return False
+        await asyncio.wait([sent.live.started])
+        return sent.live.started.exception() is None and sent.live.usable
+
+    def _resumed(self, work: Work, sent: Sent) -> tuple[Live, Run, Pending] | None:
+        """Return what is to be waited for; None if it provably did not reach its sandbox. Raises ShuttingDown if it cannot be
+        sent again.
+        """
+        if sent.live is not None and (pending := sent.live.resumed.pop(sent.link_id, None)) is not None:
+            return sent.live, self._at(work, sent.live, resumed=sent.link_id), pending
+        if not work.whole:
+            raise ShuttingDown("The service was stopped before it could be run; nothing has run.", retry_after_s=1.0)
+        return None
+
+    def _at(self, work: Work, live: Live, resumed: str | None = None) -> Run:
+        run = Run(
+            work, live, self._config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock, resumed=resumed
+        )
+        work.settle = lambda: live.connection.settle([run.link_id])
+        return run
 
     async def _wait_for_turn(self, work: Work, until: float) -> None:
         try:
@@ -225,15 +311,24 @@ class Runner:
             if not ready.cancelled():
                 ready.exception()
 
-    def _life(self, request: ExecRequest, live: Live, outcome: Outcome) -> Life:
+    def _life(self, request: ExecRequest, sandbox: SandboxId, outcome: Outcome, *, over: bool = True) -> Life:
         if request.kernel is None:
             return Life()
         told: Told = outcome.kernel
-        if outcome.status == "died" or (live.over.is_set() and outcome.kernel is None):
+        if outcome.status == "died" or (over and outcome.kernel is None):
             told = "lost"
         return self._kernels.ran(
-            request.key, request.kernel, live.row.id, told=told, reason=outcome.reason, now=self._wall()
+            request.key, request.kernel, sandbox, told=told, reason=outcome.reason, now=self._wall()
         )
+
+
+def _goes_on(execution: Execution) -> ServiceError:
+    if execution.phase == "running":
+        return ShuttingDown(
+            f"The service is stopping; execution {execution.id} goes on and can be fetched from the next one.",
+            retry_after_s=5.0,
+        )
+    return ShuttingDown("The service is stopping; nothing has run yet.", retry_after_s=5.0)
 
 
 def _your_turn(work: Work) -> None:

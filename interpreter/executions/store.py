@@ -41,7 +41,7 @@ class Store:
         if request.execution_id is None:
             return None
         first = self._all.get((request.scope, request.execution_id))
-        if first is not None and not first.request.same_as(request):
+        if first is not None and first.digest != request.digest():
             raise ExecutionIdTaken("Another request of this scope has this execution_id.")
         return first
 
@@ -53,6 +53,14 @@ class Store:
         if not named:
             self._ours[execution.id] = execution
         return execution
+
+    def restore(self, execution: Execution) -> None:
+        """Take in one that an earlier service knew, or that was kept elsewhere, whether it has finished or not."""
+        self._all[execution.scope, execution.id] = execution
+        if not execution.named:
+            self._ours[execution.id] = execution
+        if execution.finished_at is not None:
+            self.finished(execution, execution.finished_at)
 
     def drop(self, execution: Execution) -> None:
         """Forget an execution that never began."""

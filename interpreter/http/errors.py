@@ -77,11 +77,12 @@ STATUS: dict[type[ServiceError], int] = {
     errors.RunStartFailed: 503,
     errors.SingleTenant: 503,
     errors.ShuttingDown: 503,
+    errors.StorageFailed: 507,
 }
 """Every error that a caller can get."""
 
 DEFAULT_RETRY_AFTER_S = 1.0
-"""Where waiting helps (409, 429 and 503) and nobody knows how long."""
+"""Where waiting helps (409, 429, 503 and 507) and nobody knows how long."""
 
 
 def status_of(error: ServiceError) -> int:
@@ -93,4 +94,4 @@ def retry_after_s(error: ServiceError) -> float | None:
     """Return the seconds for ``Retry-After``, or None where it does not belong."""
     if error.retry_after_s is not None:
         return error.retry_after_s
-    return DEFAULT_RETRY_AFTER_S if error.retryable and status_of(error) in (409, 429, 503) else None
+    return DEFAULT_RETRY_AFTER_S if error.retryable and status_of(error) in (409, 429, 503, 507) else None

@@ -2,14 +2,16 @@
 
 Promises: a kernel runs one execution at a time, first come first served. ``generation`` counts the lives of a kernel from 1
 until its session is purged. That a kernel was lost is said exactly once, in the answer that lost it or in the next one; a
-kernel that its owner ended himself is not called lost.
-Leaves to others: waiting, clocks, and the sandbox itself. Plain code: no await, no I/O. Times are wall-clock seconds,
+kernel that its owner ended himself is not called lost. What has changed is in ``changes`` until it was taken, so that it can
+outlive the service.
+Leaves to others: waiting, clocks, keeping, and the sandbox itself. Plain code: no await, no I/O. Times are wall-clock seconds,
 for listings only.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from sandboxd.protocol import Reason
@@ -54,12 +56,41 @@ class Kernel:
 
 @dataclass(slots=True)
 class Kernels:
-    """max_queue: executions that wait for one kernel. max_kernels: of one sandbox. remembered: in all."""
+    """max_queue: executions that wait for one kernel. max_kernels: of one sandbox. remembered: in all. on_change: called
+    whenever ``changes`` has got something new.
+    """
 
     max_queue: int
     max_kernels: int
     remembered: int = MAX_REMEMBERED
+    on_change: Callable[[], None] = lambda: None
     _kernels: dict[tuple[Key, KernelKey], Kernel] = field(default_factory=dict)
+    _changed: dict[tuple[Key, KernelKey], None] = field(default_factory=dict)
+
+    def changes(self) -> list[tuple[Key, KernelKey, Kernel | None]]:
+        """Take what has changed since the last call: kernels as they are now, None for one that is forgotten."""
+        changed, self._changed = self._changed, {}
+        return [(key, name, self._kernels.get((key, name))) for key, name in changed]
+
+    def changed_again(self, changes: Iterable[tuple[Key, KernelKey, Kernel | None]]) -> None:
+        """Give back changes that could not be kept; ``on_change`` is not called."""
+        for key, name, _ in changes:
+            self._changed[key, name] = None
+
+    def restore(self, kernels: Iterable[Kernel], running: Iterable[SandboxId]) -> None:
+        """Take over what an earlier service knew. running: sandboxes that still run; the kernels of others are lost."""
+        homes = set(running)
+        for kernel in kernels:
+            self._kernels[kernel.key, kernel.name] = kernel
+            if kernel.alive and kernel.home not in homes:
+                self._lose(kernel, "killed")
+
+    def found(self, key: Key, sandbox: SandboxId, alive: Iterable[KernelKey]) -> None:
+        """Say which kernels of ``key`` run in the ``sandbox`` that was taken over: the others ended unseen."""
+        there = set(alive)
+        for (owner, name), kernel in self._kernels.items():
+            if owner == key and kernel.home == sandbox and kernel.alive and name not in there:
+                self._lose(kernel, "crash")
 
     def get(self, key: Key, name: KernelKey) -> Kernel | None:
         """Return what is known of a kernel."""
@@ -124,6 +155,7 @@ class Kernels:
             self._begin(kernel, sandbox, now)
         kernel.executions += 1
         kernel.used_at = now
+        self._note(kernel)
         if told == "lost":
             kernel.alive, kernel.home = False, None
             return Life("lost", kernel.generation, reason or "crash")
@@ -136,23 +168,21 @@ class Kernels:
         kernel = self._kernels.get((key, name))
         if kernel is None or not kernel.alive or kernel.home != sandbox:
             return False
-        kernel.alive, kernel.home, kernel.restarted = False, None, False
-        kernel.loss = reason
+        self._lose(kernel, reason)
+        kernel.home = None
         return True
 
     def sandbox_gone(self, key: Key, sandbox: SandboxId, reason: Reason) -> None:
         """Say that the kernels of ``key`` in ``sandbox`` ended with it. ``deleted``: by their owner, so it is no loss."""
         for (owner, _), kernel in self._kernels.items():
             if owner == key and kernel.home == sandbox and kernel.alive:
-                kernel.alive = kernel.restarted = False
-                kernel.loss = None if reason == "deleted" else reason
+                self._lose(kernel, None if reason == "deleted" else reason)
 
     def ended_by_owner(self, key: Key, name: KernelKey | None = None) -> None:
         """Say that their owner ended one kernel or all of ``key``: the next answer says ``new``, and no loss."""
         for (owner, called), kernel in self._kernels.items():
             if owner == key and name in (None, called):
-                kernel.alive = kernel.restarted = False
-                kernel.loss = None
+                self._lose(kernel, None)
                 if kernel.running is None:
                     kernel.home = None
 
@@ -168,6 +198,7 @@ class Kernels:
         for (owner, name), kernel in list(self._kernels.items()):
             if owner != key:
                 continue
+            self._note(kernel)
             if kernel.wanted:
                 kernel.generation, kernel.alive, kernel.restarted, kernel.loss, kernel.home = (
                     0,
@@ -189,6 +220,16 @@ class Kernels:
         kernel.home = sandbox
         kernel.executions = 0
         kernel.started_at = kernel.used_at = now
+        self._note(kernel)
+
+    def _lose(self, kernel: Kernel, reason: Reason | None) -> None:
+        kernel.alive = kernel.restarted = False
+        kernel.loss = reason
+        self._note(kernel)
+
+    def _note(self, kernel: Kernel) -> None:
+        self._changed[kernel.key, kernel.name] = None
+        self.on_change()
 
     def _forget(self) -> None:
         if len(self._kernels) < self.remembered:
@@ -196,3 +237,4 @@ class Kernels:
         gone = sorted((k for k in self._kernels.values() if not (k.alive or k.wanted)), key=lambda k: k.used_at)
         for kernel in gone[: max(1, self.remembered // 10)]:
             del self._kernels[kernel.key, kernel.name]
+            self._note(kernel)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
 from sandboxd.protocol import Hello, Reason
 
 from interpreter.backends.base import Sandbox, SandboxExit, Stats
-from interpreter.link.connection import Connection
+from interpreter.link.connection import Connection, Pending
 from interpreter.link.errors import LinkClosed
 from interpreter.sandboxes.table import Row
 
@@ -26,16 +27,22 @@ class Live:
     """One sandbox. Its manager alone changes it.
 
     started: done once it works, or with what kept it from working. over: it is of no more use, for ``reason``.
-    gone: nothing of it is left.
+    gone: nothing of it is left. released: it goes on without this service. expected: of a sandbox that is being taken over,
+    the ids under which it was sent what has not ended, with the text limit of each. resumed: those that it knew, once it works.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, expected: Mapping[str, int] | None = None) -> None:
         self.row = row
+        self.expected = expected
+        self.resumed: dict[str, Pending] = {}
+        self.released = False
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.over = asyncio.Event()
         self.gone = asyncio.Event()
         self.reason: Reason | None = None
         self.sandbox: Sandbox | None = None
+        self.exit: SandboxExit | None = None
+        """How it ended, if it did before it worked."""
         self.hello: Hello | None = None
         self.started_at = datetime.now(UTC)
         self._connection: Connection | None = None

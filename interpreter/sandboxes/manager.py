@@ -2,13 +2,15 @@
 
 Promises: one start for each key, shared by all who wait for it; a caller that is cancelled fails no other. A sandbox that ends
 by itself is noticed at once (its process, or its link), and whatever ran in it learns why. A new sandbox of a key begins
-only after the one before it is gone and after a purge of its data. When ``aclose`` returns, nothing of any sandbox is left.
+only after the one before it is gone and after a purge of its data. When ``aclose`` returns, nothing of any sandbox is left;
+after ``release`` those that work go on, and the next service adopts them.
 Leaves to executions: deadlines of runs. To table.py and kernels.py: all decisions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -20,12 +22,28 @@ from typing import Any, TypeVar
 
 from sandboxd.protocol import KernelGone, ProtocolError, Reason
 
-from interpreter.backends.base import Backend, BackendError, BackendUnavailable, Limits, SandboxId, SandboxSpec
-from interpreter.errors import InternalError, RuntimeUnavailable, SandboxStartFailed, ServiceError, ShuttingDown
+from interpreter.backends.base import (
+    Backend,
+    BackendError,
+    BackendUnavailable,
+    Limits,
+    Sandbox,
+    SandboxId,
+    SandboxSpec,
+)
+from interpreter.errors import (
+    InternalError,
+    RuntimeUnavailable,
+    SandboxStartFailed,
+    ServiceError,
+    ShuttingDown,
+    StorageFailed,
+)
 from interpreter.keys import KernelKey, Key
 from interpreter.link.connection import Connection, LinkLimits
 from interpreter.link.errors import LinkError
 from interpreter.link.listener import Listener
+from interpreter.records import SandboxRecord
 from interpreter.sandboxes.kernels import Kernels
 from interpreter.sandboxes.live import Live, SandboxStopped
 from interpreter.sandboxes.table import Table
@@ -40,6 +58,8 @@ STOP_S = 20.0
 """For all of a stop, the backend's own 5 s and a second try included."""
 PREPARE_S = 120.0
 """For making directories, and taking over data that belongs to another uid."""
+ADOPT_S = 15.0
+"""For a sandbox of an earlier service to dial: it tries several times a second."""
 EXIT_S = 0.5
 """A sandbox whose link has ended has this long to end by itself, so that its exit tells why."""
 
@@ -97,12 +117,21 @@ class Manager:
                 return live
             await live.over.wait()  # Its link has ended; in a moment it is known why, and it is nobody's any more.
 
+    def adopt(self, record: SandboxRecord, sandbox: Sandbox, expected: Mapping[str, int]) -> Live:
+        """Take over a sandbox of an earlier service. expected: see ``Live``. One that does not dial in time is ended."""
+        live = Live(self._table.adopt(Key(record.scope, record.session), sandbox.id, self._clock()), expected)
+        live.sandbox = sandbox
+        live.started_at = datetime.fromtimestamp(record.started_at, UTC)
+        return self._live(live)
+
     def stop(self, live: Live, reason: Reason) -> None:
         """Begin to end ``live``: from this call on it is nobody's sandbox, and what runs in it learns ``reason``."""
-        if not self._table.take(live.row):
+        if live.released or not self._table.take(live.row):
             return
         del self._lives[live.row.key]
         self._leaving.add(live)
+        with contextlib.suppress(StorageFailed):  # then the next service finds it, without a process
+            self._data.records.sandbox_leaves(live.row.id)
         self._kernels.sandbox_gone(live.row.key, live.row.id, reason)
         live.end(reason)
 
@@ -131,9 +160,25 @@ class Manager:
         await self.gone(list(self._leaving))
         await self._tasks.aclose(within_s=STOP_S)
 
+    async def release(self) -> int:
+        """Let go of all sandboxes that work, and return how many; those that are starting are ended. May be called twice."""
+        self._closed = True
+        released = 0
+        for live in list(self._lives.values()):
+            if live.usable:
+                released += not live.released
+                live.released = True
+            else:
+                self.stop(live, "killed")
+        await self.gone(list(self._leaving))
+        await self._tasks.aclose(within_s=STOP_S)
+        return released
+
     def _begin(self, key: Key) -> Live:
-        live = Live(self._table.begin(key, SandboxId(secrets.token_hex(8)), self._clock()))
-        self._lives[key] = live
+        return self._live(Live(self._table.begin(key, SandboxId(secrets.token_hex(8)), self._clock())))
+
+    def _live(self, live: Live) -> Live:
+        self._lives[live.row.key] = live
         self._tasks.start(self._life(live), name=f"sandbox {live.row.id}")
         return live
 
@@ -142,12 +187,13 @@ class Manager:
         try:
             await _unless(live.over, self._clear(live.row.key))
             began = self._clock()
-            await _unless(live.over, self._start(live))
+            await _unless(live.over, self._start(live) if live.expected is None else self._adopt(live))
             if live.over.is_set():
                 raise SandboxStopped  # Both at once: it works, and nobody wants it any more.
             self._table.ready(live.row, self._clock())
             live.started.set_result(None)
-            log.info("sandbox started", extra={**_fields(live), "elapsed_ms": round((self._clock() - began) * 1000)})
+            what = "sandbox started" if live.expected is None else "sandbox adopted"
+            log.info(what, extra={**_fields(live), "elapsed_ms": round((self._clock() - began) * 1000)})
             self.stop(live, await _unless(live.over, _watch(live)))
         except SandboxStopped:
             pass
@@ -164,8 +210,11 @@ class Manager:
                 live.started.exception()
             log.error("a sandbox's task failed", extra=_fields(live), exc_info=error)
         finally:
-            self.stop(live, "crash")
-            await finish(self._cleanup(live), within_s=STOP_S)
+            if live.released:
+                await finish(live.connection.wait_closed(), within_s=STOP_S)
+            else:
+                self.stop(live, "crash" if live.exit is None else live.why(live.exit))
+                await finish(self._cleanup(live), within_s=STOP_S)
 
     async def _clear(self, key: Key) -> None:
         """Wait until a new sandbox of ``key`` may begin."""
@@ -181,6 +230,9 @@ class Manager:
                 directory = await finish(asyncio.to_thread(self._data.run_dir, sandbox_id), within_s=PREPARE_S)
                 listener = Listener(directory, uid=place.uid, gid=place.gid)
                 try:
+                    self._data.records.sandbox_begins(
+                        SandboxRecord(sandbox_id, key.scope, key.session, live.started_at.timestamp())
+                    )
                     spec = SandboxSpec(
                         id=sandbox_id,
                         uid=place.uid,
@@ -206,6 +258,25 @@ class Manager:
         except OSError as error:
             raise SandboxStartFailed("The sandbox's directories could not be made.", retry_after_s=5.0) from error
 
+    async def _adopt(self, live: Live) -> None:
+        """Take the link of a sandbox that an earlier service started. Raises SandboxStartFailed."""
+        try:
+            place = await finish(asyncio.to_thread(self._data.prepare, live.row.key), within_s=PREPARE_S)
+            async with asyncio.timeout(ADOPT_S):
+                directory = await finish(asyncio.to_thread(self._data.run_dir, live.row.id), within_s=PREPARE_S)
+                listener = Listener(directory, uid=place.uid, gid=place.gid)
+                try:
+                    await self._greet(live, listener)
+                finally:
+                    listener.close()
+        except (OSError, TimeoutError, LinkError, ProtocolError) as error:
+            raise SandboxStartFailed("A sandbox could not be taken over.", retry_after_s=1.0) from error
+        hello = live.hello
+        if hello is not None:
+            self._kernels.found(
+                live.row.key, live.row.id, [KernelKey(kernel.language, kernel.context) for kernel in hello.alive]
+            )
+
     async def _greet(self, live: Live, listener: Listener) -> None:
         """Take the link of a started sandbox, or fail as soon as the sandbox has ended."""
         if live.sandbox is None:
@@ -217,7 +288,8 @@ class Manager:
             await _unless(dead, self._connect(live, listener))
         except SandboxStopped as error:
             # The tenant's processes may have written it: only into our log, escaped and cut.
-            log.warning("a starting sandbox ended", extra={**_fields(live), "said": ascii(ended.result().said[:1000])})
+            live.exit = ended.result()
+            log.warning("a starting sandbox ended", extra={**_fields(live), "said": ascii(live.exit.said[:1000])})
             raise SandboxStartFailed("The sandbox ended while it was starting.", retry_after_s=1.0) from error
         finally:
             ended.cancel()
@@ -237,6 +309,11 @@ class Manager:
         except BaseException:
             await connection.wait_closed()
             raise
+        for known in hello.known:
+            if (text_limit := (live.expected or {}).get(known.id)) is not None:
+                live.resumed[known.id] = connection.adopt(known.id, text_limit)
+            else:
+                self._tasks.start(_disown(connection, known.id), name=f"disown {known.id}")
         live.connected(connection, hello)
 
     def _kernel_gone(self, live: Live, gone: KernelGone) -> None:
@@ -260,6 +337,13 @@ class Manager:
             live.gone.set()
             lived_ms = round((datetime.now(UTC) - live.started_at).total_seconds() * 1000)
             log.info("sandbox ended", extra={**_fields(live), "reason": live.reason, "elapsed_ms": lived_ms})
+
+
+async def _disown(connection: Connection, execution: str) -> None:
+    """End an execution that nobody can ask for any more."""
+    connection.settle([execution])
+    with contextlib.suppress(LinkError):
+        await connection.cancel(execution)
 
 
 async def _watch(live: Live) -> Reason:

@@ -79,6 +79,13 @@ class Table:
         row = self._rows[key] = Row(key, sandbox, "starting", now)
         return row
 
+    def adopt(self, key: Key, sandbox: SandboxId, now: float) -> Row:
+        """Say that a sandbox of an earlier service is ``key``'s, and is being taken over. There must be none yet."""
+        if key in self._rows:
+            raise ValueError("a key has one sandbox")
+        row = self._rows[key] = Row(key, sandbox, "starting", now)
+        return row
+
     def ready(self, row: Row, now: float) -> None:
         """Say that a sandbox works."""
         if row.phase == "starting":

@@ -1,8 +1,8 @@
 """The data root: one service at a time, a fixed layout, a uid for each scope.
 
 Layout: ``<scope>/workspace`` (long-term, and the workspace without a session), ``<scope>/sessions/<session>``,
-``<scope>/.staging``; ``.run/<sandbox id>`` (links), ``.trash`` (being removed), ``.uids``, ``.tenant``, ``.lock``. Names of
-scopes never begin with a dot.
+``<scope>/.staging``; ``.run/<sandbox id>`` (links), ``.trash`` (being removed), ``.uids``, ``.tenant``, ``.lock``, ``.state.db``
+and ``.answers`` (see records.py). Names of scopes never begin with a dot.
 
 Promises: every directory that tenants own lies in one that only the service can write, and is reached without following
 a link; a scope's uid never changes and is never given to another, across restarts.
@@ -18,13 +18,14 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from interpreter.backends.base import SandboxId
 from interpreter.errors import SingleTenant
 from interpreter.keys import NAME, Key
+from interpreter.records import Records
 from interpreter.scopes.ownership import take_over
 from interpreter.scopes.removal import empty, make_usable
 
@@ -67,10 +68,15 @@ class DataRoot:
     path: Path
     ids: Ids
     single_tenant: bool = False
+    records: Records = field(init=False)
     _lock: int | None = None
     _uids: dict[str, int] = field(default_factory=dict)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _sweeping: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Know where what outlives a service is."""
+        self.records = Records(self.path)
 
     def open(self) -> None:
         """Make the root, lock it, read what is remembered, and remove what an earlier service left in the trash.
@@ -93,7 +99,8 @@ class DataRoot:
         self.sweep()
 
     def close(self) -> None:
-        """Give the lock back. May be called twice."""
+        """Close the records and give the lock back. May be called twice."""
+        self.records.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -126,10 +133,10 @@ class DataRoot:
         """Remove the link directory of a sandbox, if it is there."""
         shutil.rmtree(self.path / ".run" / sandbox, ignore_errors=True)
 
-    def drop_run_dirs(self) -> None:
-        """Remove the link directories of an earlier service. To be called when none of its sandboxes is left."""
+    def drop_run_dirs(self, keep: Collection[SandboxId] = ()) -> None:
+        """Remove the link directories of an earlier service, but those of sandboxes to ``keep``; of others none may be left."""
         with os.scandir(self.path / ".run") as entries:
-            left = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            left = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in keep]
         for path in left:
             shutil.rmtree(path, ignore_errors=True)
 

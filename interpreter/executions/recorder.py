@@ -1,0 +1,298 @@
+"""Keeps executions and kernels where the next service finds them, and tells sandboxes what is kept.
+
+Promises: an execution whose id its caller knows is noted before it waits, and any before its sandbox is told of it, so that
+nothing runs twice; its answer is noted after whoever waited has got it, and only then is the sandbox told to forget its own
+copy. Where the disk takes nothing, named executions are refused and the others run all the same; answers are noted later.
+Leaves to records.py: the file; to runner.py: what is resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from sandboxd.protocol import Reason
+
+from interpreter.backends.base import SandboxId
+from interpreter.errors import StorageFailed
+from interpreter.executions.execution import Execution
+from interpreter.executions.model import Answer, ExecRequest
+from interpreter.keys import KernelKey, Key
+from interpreter.records import ExecutionRecord, KernelRecord, Records
+from interpreter.sandboxes.kernels import Kernel, Kernels
+from interpreter.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+WHOLE_BYTES = 256 * 1024
+"""Requests up to this size can be run by the next service; of longer ones only the answer is kept."""
+INLINE_BYTES = 64 * 1024
+"""Longer answers are files of their own, written in a thread."""
+MAX_BYTES = 256 * 1024 * 1024
+"""Of kept answers."""
+RETRY_S = 1.0
+MAX_WAITING = 1_000
+"""Answers that wait for a disk that takes nothing. Past it the oldest is not kept beyond this service."""
+CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """An answer to be noted. settle: to be called once it is."""
+
+    record: ExecutionRecord
+    settle: Callable[[], None]
+
+
+class Recorder:
+    """Notes what happens. root: of the data; ``records`` is open. keep_s: how long an answer is kept."""
+
+    def __init__(
+        self, records: Records, kernels: Kernels, root: Path, *, keep_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._records = records
+        self._kernels = kernels
+        self._folder = root / ".answers"
+        self._keep_s = keep_s
+        self._clock = clock
+        self._tasks = Tasks()
+        self._ended: list[_Ended] = []
+        self._timer: asyncio.Handle | None = None
+        self._failing = False
+        kernels.on_change = self._soon
+
+    def taken(self, execution: Execution) -> None:
+        """Note a named execution before it waits for anything. Raises StorageFailed: then it must not run."""
+        if execution.named:
+            self._records.execution(_record(execution))
+            execution.noted = True
+
+    def sent(self, execution: Execution, sandbox: SandboxId, link: str) -> None:
+        """Note that it is about to be sent. Raises StorageFailed for a named one: then it must not be."""
+        record = dataclasses.replace(_record(execution), sandbox=sandbox, link=link, sent_at=self._clock())
+        try:
+            self._records.execution(record)
+            execution.noted = True
+        except StorageFailed:
+            if execution.named:
+                raise
+            self._trouble()
+
+    def ended(self, execution: Execution, answer: Answer, *, settle: Callable[[], None]) -> None:
+        """Note its answer, soon; call ``settle`` then."""
+        if answer.size() > INLINE_BYTES:
+            self._tasks.start(self._file(execution, answer, settle), name=f"keep answer {execution.id}")
+            return
+        self._add(_Ended(_answered(execution, answer.to_json()), settle))
+
+    def dropped(self, execution: Execution) -> None:
+        """Note that it never ran: the same id may be used again."""
+        if execution.noted:
+            with contextlib.suppress(StorageFailed):
+                self._records.forget(execution.scope, execution.id)
+
+    async def forget(self, scope: str, session: str | None = None) -> None:
+        """Forget the answers of a purged session, or of all of a scope if ``session`` is None."""
+        await self._tasks.idle(within_s=CLOSE_S)
+        self._flush()
+        with contextlib.suppress(StorageFailed):
+            await asyncio.to_thread(self._remove, self._records.purge(scope, session))
+
+    def find(self, execution_id: str, scope: str | None) -> Execution | None:
+        """Return a finished execution that is kept and not in memory any more. scope: None for ids of ours."""
+        try:
+            record = self._records.finished(execution_id, scope)
+            if record is None or record.finished_at is None or record.finished_at < self._clock() - self._keep_s:
+                return None
+            text = record.answer if record.file is None else (self._folder / record.file).read_bytes()
+            return None if text is None else _restored(record, Answer.from_json(text))
+        except (StorageFailed, OSError, msgspec.MsgspecError) as error:
+            log.error("a kept answer cannot be read", extra={"execution": execution_id, "error": str(error)[:200]})
+            return None
+
+    def unfinished(self) -> list[tuple[Execution, ExecutionRecord]]:
+        """Return what an earlier service left waiting or running, in the order of its coming."""
+        found = []
+        for record in self._records.unfinished():
+            with contextlib.suppress(msgspec.MsgspecError):
+                found.append((_restored(record, None), record))
+        return found
+
+    def restore_kernels(self, running: frozenset[SandboxId]) -> None:
+        """Let the table of kernels know what an earlier service knew. running: sandboxes that are still there."""
+        self._kernels.restore((_kernel(record) for record in self._records.kernels()), running)
+
+    async def run(self) -> None:
+        """Forget what is kept too long, for ever."""
+        while True:
+            await asyncio.to_thread(self._records.checkpoint)
+            with contextlib.suppress(StorageFailed):
+                files = self._records.expire(self._clock() - self._keep_s, max_bytes=MAX_BYTES)
+                await asyncio.to_thread(self._remove, files)
+            await asyncio.sleep(min(30.0, max(self._keep_s / 4, 0.25)))
+
+    def sweep(self) -> None:
+        """Remove files that no record names. Blocks; to be called before anything is noted."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._remove(list(set(os.listdir(self._folder)) - self._records.files()))
+
+    async def aclose(self) -> None:
+        """Note all that is left to note. May be called twice."""
+        while len(self._tasks):
+            await self._tasks.idle(within_s=CLOSE_S)
+        self._flush()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _file(self, execution: Execution, answer: Answer, settle: Callable[[], None]) -> None:
+        name = secrets.token_hex(16)
+        try:
+            size = await asyncio.to_thread(_write, self._folder / name, answer)
+        except OSError:
+            self._trouble()  # it is in memory, and the sandbox has it
+            return
+        self._add(_Ended(_answered(execution, None, file=name, size=size), settle))
+
+    def _add(self, ended: _Ended) -> None:
+        self._ended.append(
+            dataclasses.replace(ended, record=dataclasses.replace(ended.record, finished_at=self._clock()))
+        )
+        del self._ended[:-MAX_WAITING]
+        self._soon()
+
+    def _soon(self) -> None:
+        """Write all that is to be noted in one go, after what the loop has to do now."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        ended, changes = self._ended, self._kernels.changes()
+        if not (ended or changes):
+            return
+        try:
+            with self._records.batch():
+                for key, name, kernel in changes:
+                    if kernel is None:
+                        self._records.forget_kernel(*key, *name)
+                    else:
+                        self._records.kernel(_kernel_record(kernel))
+                for one in ended:
+                    self._records.execution(one.record)
+        except StorageFailed:
+            self._kernels.changed_again(changes)
+            self._trouble()
+            self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._flush)
+            return
+        self._ended = []
+        if self._failing:
+            self._failing = False
+            log.warning("the data root can be written again")
+        for one in ended:
+            one.settle()
+
+    def _trouble(self) -> None:
+        """Say once that nothing can be noted."""
+        if not self._failing:
+            self._failing = True
+            log.error("the data root cannot be written: answers and kernels are not kept beyond this service")
+
+    def _remove(self, files: list[str]) -> None:
+        for file in files:
+            with contextlib.suppress(OSError):
+                (self._folder / file).unlink()
+
+
+def _write(file: Path, answer: Answer) -> int:
+    text = answer.to_json()
+    try:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
+            out.write(text)
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+    return len(text)
+
+
+def _record(execution: Execution) -> ExecutionRecord:
+    request = execution.request
+    whole = len(request.code) + len(request.stdin or "") <= WHOLE_BYTES
+    return ExecutionRecord(
+        scope=execution.scope,
+        session=execution.session,
+        id=execution.id,
+        named=execution.named,
+        digest=execution.digest,
+        request=msgspec.msgpack.encode(request if whole else _stripped(request)),
+        whole=whole,
+    )
+
+
+def _answered(execution: Execution, text: bytes | None, *, file: str | None = None, size: int = 0) -> ExecutionRecord:
+    """Return the record of a finished execution. What could run it again, its variables among it, is not kept any more."""
+    return ExecutionRecord(
+        scope=execution.scope,
+        session=execution.session,
+        id=execution.id,
+        named=execution.named,
+        digest=execution.digest,
+        request=msgspec.msgpack.encode(_stripped(execution.request)),
+        whole=False,
+        answer=text,
+        file=file,
+        size=len(text) if text is not None else size,
+    )
+
+
+def _stripped(request: ExecRequest) -> ExecRequest:
+    return dataclasses.replace(request, code="", stdin=None, env={})
+
+
+def _restored(record: ExecutionRecord, answer: Answer | None) -> Execution:
+    request = msgspec.msgpack.decode(record.request, type=ExecRequest)
+    execution = Execution(record.id, request, named=record.named, digest=record.digest)
+    execution.noted = True
+    if answer is not None:
+        execution.running()
+        execution.end(answer, record.finished_at or 0.0)
+    return execution
+
+
+def _kernel_record(kernel: Kernel) -> KernelRecord:
+    return KernelRecord(
+        *kernel.key,
+        *kernel.name,
+        generation=kernel.generation,
+        home=kernel.home,
+        alive=kernel.alive,
+        restarted=kernel.restarted,
+        loss=kernel.loss,
+        executions=kernel.executions,
+        started_at=kernel.started_at,
+        used_at=kernel.used_at,
+    )
+
+
+def _kernel(record: KernelRecord) -> Kernel:
+    return Kernel(
+        key=Key(record.scope, record.session),
+        name=KernelKey(record.language, record.context),
+        generation=record.generation,
+        alive=record.alive,
+        home=None if record.home is None else SandboxId(record.home),
+        restarted=record.restarted,
+        loss=cast("Reason | None", record.loss),
+        executions=record.executions,
+        started_at=record.started_at,
+        used_at=record.used_at,
+    )
