@@ -2,8 +2,8 @@
 
 Promises: a head comes whole within ``head_timeout_s`` of its first byte, an idle connection lives ``idle_timeout_s``, one
 whose peer reads nothing of its answer ``stall_timeout_s``; all answers that wait to be read are ``max_unread_bytes`` together,
-one more of them aside; an address has at most ``max_per_address`` connections, and what is
-not HTTP gets the JSON error of any bad request.
+one more of them aside; an address has at most ``max_per_address`` connections, all together ``max_connections``, and where
+there is no descriptor for one more it is told so; what is not HTTP gets the JSON error of any bad request.
 Leaves to base.py: the body, its limit and its time, since they depend on the route.
 """
 
@@ -23,6 +23,7 @@ from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream, UnsatisfiableReadError
 
 from interpreter.errors import InvalidRequest, ServiceError
+from interpreter.http.accept import Acceptor
 from interpreter.http.errors import HeadTooLarge, RequestTimeout, TooManyConnections, retry_after_s, status_of
 
 log = logging.getLogger("cellbox.http")
@@ -192,6 +193,13 @@ def last_words(connection: socket.socket, error: ServiceError) -> None:
         pass  # The peer is gone; there is nobody to tell.
 
 
+def _no_descriptor(connection: socket.socket) -> None:
+    log_refusal(TooManyConnections.code, 429)
+    last_words(
+        connection, TooManyConnections("The service has no descriptor left for a connection: its limit of open files.")
+    )
+
+
 def log_refusal(code: str, status: int) -> None:
     """Log an answer that no handler gave."""
     log.info("request", extra={"method": "-", "route": "-", "status": status, "code": code})
@@ -241,6 +249,13 @@ class ApiServer(HTTPServer):
         except TimeoutError:
             return False
         return True
+
+    def add_sockets(self, sockets: Iterable[socket.socket]) -> None:
+        """Accept on ``sockets``, and go on where Tornado would spin: when there is no descriptor left."""
+        for listening in sockets:
+            self._sockets[listening.fileno()] = listening
+            acceptor = Acceptor(listening, take=self._handle_connection, refuse=_no_descriptor)
+            self._handlers[listening.fileno()] = acceptor.close
 
     # Tornado has no public place between accepting and making its stream; the count and the stream belong there.
     def _handle_connection(self, connection: socket.socket, address: Any) -> None:
