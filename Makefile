@@ -15,6 +15,7 @@ SERVICE := .venv/.service-$(call checksum,pyproject.toml)
 TESTING := .venv/.testing-$(call checksum,pyproject.toml)
 SANDBOX := .venv-sandbox/.packages-$(call checksum,runtime/requirements.txt)
 INSIDE := .venv-sandbox/.inside-$(call checksum,runtime/requirements.txt interpreter/backends/environment.py)
+NODE := kernels/node/node_modules/.packages-$(call checksum,kernels/node/package.json kernels/node/package-lock.json)
 FOREIGN := .venv-foreign/.packages-$(call checksum,tests/kernels/foreign-requirements.txt)
 PIP := -m pip --disable-pip-version-check --no-input install --no-compile --progress-bar off
 SAY = @printf '\033[1mcellbox\033[0m %s\n'
@@ -25,7 +26,7 @@ help: ## list the targets
 
 .PHONY: install
 install: python ## set up .venv (service) and .venv-sandbox (programs in the embedded sandbox)
-	@$(MAKE) -s -j2 $(SERVICE) $(SANDBOX) $(INSIDE)
+	@$(MAKE) -s -j2 $(SERVICE) $(SANDBOX) $(NODE) $(INSIDE)
 
 .PHONY: run
 run: install bubblewrap ## install what is missing and serve on http://127.0.0.1:8090
@@ -33,7 +34,7 @@ run: install bubblewrap ## install what is missing and serve on http://127.0.0.1
 
 .PHONY: test
 test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=... for pytest
-	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE) $(FOREIGN)
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(NODE) $(INSIDE) $(FOREIGN)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -41,12 +42,12 @@ test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=...
 
 .PHONY: soak
 soak: python bubblewrap ## the long forms of the tests
-	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE) $(FOREIGN)
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(NODE) $(INSIDE) $(FOREIGN)
 	.venv/bin/pytest -m soak --timeout 1800
 
 .PHONY: bench
 bench: python bubblewrap ## the figures of the README; ONLY=name for one of them
-	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(INSIDE)
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(NODE) $(INSIDE)
 	.venv/bin/python -m tests.bench $(ONLY)
 
 .PHONY: python
@@ -99,8 +100,15 @@ $(SANDBOX):
 	  sed -nu 's/^ *\(Downloading\|Using cached\) \([^ -]*\).*(\(.*\)).*/        sandbox: \2 (\3)/p; s/^Installing collected.*/        sandbox: unpacking/p'
 	@touch $@
 
+# What the Node kernel needs lies beside it, in a checkout too, so that any Jupyter client finds it.
+$(NODE): | $(SERVICE) $(SANDBOX)
+	$(SAY) "sandbox: installing packages of the Node kernel"
+	@.venv/bin/python -c 'from interpreter.backends import environment as made; \
+	  made.install_node_packages(made.default_venv())'
+	@touch $@
+
 # No program inside can write it, so it is compiled now, and with the paths it has inside.
-$(INSIDE): $(SERVICE) $(SANDBOX)
+$(INSIDE): $(SERVICE) $(SANDBOX) | $(NODE)
 	$(SAY) "sandbox: compiling"
 	@.venv/bin/python -c 'from interpreter.backends import environment as made; \
 	  made.compile_for_inside(made.default_venv()); made.find()'

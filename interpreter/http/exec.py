@@ -43,9 +43,9 @@ def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
     ):
         raise CodeTooLarge(f"code is over {limits.max_code_bytes} bytes.")
     stdin = body.stdin
-    if stateful and language in ("python", "node"):
+    if stateful and language == "python":
         if stdin:
-            raise UnsupportedField(f"stdin is not read by a stateful {language} kernel; leave it out.")
+            raise UnsupportedField("stdin is not read by a stateful python kernel; leave it out.")
         stdin = None
     queue_timeout = wire.DEFAULT_QUEUE_TIMEOUT_S if body.queue_timeout is None else body.queue_timeout
     return ExecRequest(

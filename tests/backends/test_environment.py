@@ -85,3 +85,16 @@ def test_no_host_name_and_no_account_of_the_host(venv: Path) -> None:
     assert not (etc / "hostname").exists()
     assert [line.split(":")[0] for line in (etc / "passwd").read_text().splitlines()] == ["root", "sandbox", "nobody"]
     assert not (etc / "shadow").exists()
+
+
+def test_what_the_node_kernel_needs_is_beside_it_and_nothing_hidden_comes_along() -> None:
+    if not environment.default_venv().is_dir():
+        pytest.skip("the sandboxes' environment is not installed: make install")
+    kernel = find().tree / "cellbox/kernels/node"
+    assert (kernel / "node_modules/acorn/package.json").is_file()
+    assert not [path for path in kernel.parent.rglob("*") if path.name.startswith(".")]
+
+
+def test_an_environment_without_node_says_so(venv: Path) -> None:
+    with pytest.raises(BackendUnavailable, match="has no Node"):
+        environment.install_node_packages(venv)
