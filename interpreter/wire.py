@@ -87,7 +87,7 @@ class ExecBody(Request):
     )
     stdin: str | None = Field(
         default=None,
-        description="Text the program may read (stateless, and stateful bash); otherwise stdin is at end of file.",
+        description="Text the program may read (stateless, and stateful node and bash); otherwise stdin is at end of file.",
     )
     execution_id: Name | None = Field(
         default=None,
