@@ -36,6 +36,15 @@ PROCESS = pytest.param("process", marks=pytest.mark.skipif(sys.platform != "linu
 PROGRAMS = {
     "idle": "ready(); time.sleep(3600)",
     "exits": "sys.exit(3)",
+    "exits when told": "ready(); when_told(); sys.stdout.write('bye'); sys.stdout.flush(); sys.exit(5)",
+    "memory hog when told": """
+ready(); when_told()
+if os.fork() == 0:
+    open('/proc/self/oom_score_adj', 'w').write('900')
+    hog = b''
+    while True: hog += b'x' * 2**22
+os.wait()
+""",
     "killed": "os.kill(os.fork() or os.getpid(), 0); os.abort()",
     "deaf": """
 for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
@@ -81,22 +90,24 @@ _FRAME = """
 import json, os, signal, sys, time
 config = json.loads(sys.argv[1])
 def ready(): open(config["workspace"] + "/ready", "w").close()
+def when_told():
+    while not os.path.exists(config["workspace"] + "/told"): time.sleep(0.01)
 """
 
 
 class House:
     """A backend with what it needs around it."""
 
-    def __init__(self, kind: str, root: Path) -> None:
+    def __init__(self, kind: str, root: Path, *, uid: int | None = None, idle_s: float = 60.0) -> None:
         self.kind = kind
         self.root = root
-        self.uid = next(_uids)
+        self.uid = uid or next(_uids)
         self.behaviour = "idle"
         self.lock = root / ".lock"
-        self._lock_fd = os.open(self.lock, os.O_CREAT | os.O_RDWR)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        self._lock_fd = -1
+        self.take()
         self.fakes = FakeHost()
-        self.backend = self.make()
+        self.backend = self.make(idle_s)
 
     def make(self, idle_s: float = 60.0) -> Backend:
         """A backend on this root, as a service makes one when it starts."""
@@ -160,6 +171,13 @@ class House:
         if self.kind == "bubblewrap":
             assert isinstance(self.backend, BubblewrapBackend)
             assert self.backend.groups_left() == []
+
+    def take(self) -> None:
+        """Take the lock of the data root, as a service that starts; waits for whoever has it. May be called twice."""
+        if self._lock_fd >= 0:
+            return
+        self._lock_fd = os.open(self.lock, os.O_CREAT | os.O_RDWR)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
 
     def let_go(self) -> None:
         """Give the lock of the data root back, as a service that ends."""
