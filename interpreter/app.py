@@ -41,6 +41,9 @@ ANSWERS_S = 3.0
 """For answers that are being sent when a draining service has nothing left to run."""
 CONNECTIONS_CLOSE_S = 2.0
 OPEN_FILES = 65_536
+OWN_DESCRIPTORS = 64
+SANDBOX_DESCRIPTORS = 4
+"""Link, supervisor and its pipe, and one more for those that are just being started."""
 Say = Callable[[str], None]
 
 
@@ -150,7 +153,9 @@ async def serve(
     if stop is None:
         stop = Stop()
         stop.listen(asyncio.get_running_loop())
-    _raise_open_files()
+    connections, few = _connection_limits(_raise_open_files(), settings.max_sessions)
+    if few:
+        say(f"warning: {few}")
     async with AsyncExitStack() as stack:
         try:
             choice = _choice(settings, backend)
@@ -168,7 +173,7 @@ async def serve(
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(f"The data root cannot be used: {error.strerror}.") from error
-        api = _api(settings, service, keys)
+        api = _api(settings, service, keys, connections)
         server = ApiServer(application(api), api.connections)
         sockets = listeners(settings.address)
         server.add_sockets(sockets)
@@ -229,7 +234,7 @@ def _choice(settings: Settings, backend: Backend | None) -> Choice:
     return choose(settings.runtime_backend, BackendConfig(settings.data_root, settings.idle_ttl, probe_uid))
 
 
-def _api(settings: Settings, service: Interpreter, keys: Sequence[str]) -> Api:
+def _api(settings: Settings, service: Interpreter, keys: Sequence[str], connections: ConnectionLimits) -> Api:
     host = settings.address.host
     return Api(
         service=service,
@@ -240,7 +245,7 @@ def _api(settings: Settings, service: Interpreter, keys: Sequence[str]) -> Api:
         ),
         version=interpreter.__version__,
         limits=ExecLimits(settings.default_timeout, settings.max_timeout, settings.max_code_kb * 1024),
-        connections=ConnectionLimits(),
+        connections=connections,
     )
 
 
@@ -275,9 +280,24 @@ def _limits(settings: Settings, backend: Backend) -> str:
     )
 
 
-def _raise_open_files() -> None:
-    """Allow as many descriptors as the host does: a connection and a link per sandbox each need one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def _raise_open_files() -> int:
+    """Allow as many descriptors as the host does, and return how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    with suppress(ValueError, OSError):
+    try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError):
+        return soft
+    return wanted
+
+
+def _connection_limits(open_files: int, sandboxes: int) -> tuple[ConnectionLimits, str]:
+    """Return limits under which connections leave descriptors to sandboxes; with a warning where there are too few."""
+    kept = OWN_DESCRIPTORS + SANDBOX_DESCRIPTORS * sandboxes
+    limits = ConnectionLimits().leaving(kept, of=open_files)
+    if limits.max_connections + kept <= open_files:
+        return limits, ""
+    return limits, (
+        f"only {open_files} files may be open here, which is too few for SANDBOX_MAX_SESSIONS={sandboxes}: some sandboxes will "
+        f"not start. Allow {kept + limits.max_connections} or more (`ulimit -Hn`, or LimitNOFILE= of the unit)."
+    )
