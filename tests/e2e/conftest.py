@@ -13,8 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,41 @@ _uid_bases = itertools.count(400_000 + (os.getpid() % 1000) * 1000, 100)
 class Cellbox:
     """A running service, and what a client and an operator see of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, root: Path, uid_base: int) -> None:
-        self.process = process
+    def __init__(self, environment: dict[str, str], url: str, root: Path, uid_base: int) -> None:
         self.url = url
         self.root = root
         self.uid_base = uid_base
         self.client = httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=90)
+        self._environment = environment
+        self._log = root.parent / "service.log"
+        self.start()
+
+    def start(self) -> None:
+        """Start the service, and wait until it serves."""
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*within, sys.executable, "-m", "interpreter", "serve"],
+                env=self._environment,
+                stdout=output,
+                stderr=output,
+            )
+        deadline = time.monotonic() + 20
+        while True:
+            with suppress(httpx.TransportError):
+                if self.client.get("/healthz").status_code == 200:
+                    return
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.02)
+
+    def end(self, number: signal.Signals) -> None:
+        """End the service by a signal, and wait until it has ended."""
+        self.process.send_signal(number)
+        assert self.process.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 0), self.log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
 
     def post(self, **fields: Any) -> httpx.Response:
         return self.client.post("/v1/exec", json=fields)
@@ -83,8 +112,11 @@ def _free_port() -> int:
 
 
 @contextmanager
-def running(root: Path, **settings: str) -> Iterator[Cellbox]:
-    """A service on a data root of its own. ``settings``: SANDBOX_* without the prefix, in lower case."""
+def running(root: Path, *, within: Sequence[str] = (), **settings: str) -> Iterator[Cellbox]:
+    """A service on a data root of its own. ``settings``: SANDBOX_* without the prefix, in lower case.
+
+    within: a command that becomes the one after it, like ``env`` or ``prlimit``.
+    """
     port, uid_base = _free_port(), next(_uid_bases)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SANDBOX_")}
     values = {
@@ -96,26 +128,12 @@ def running(root: Path, **settings: str) -> Iterator[Cellbox]:
         **settings,
     }
     environment |= {f"SANDBOX_{name.upper()}": value for name, value in values.items()}
-    log = root / "service.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "interpreter", "serve"], env=environment, stdout=output, stderr=output
-        )
-    cellbox = Cellbox(process, f"http://127.0.0.1:{port}", root / "data", uid_base)
+    cellbox = Cellbox(environment, f"http://127.0.0.1:{port}", root / "data", uid_base)
     try:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                if cellbox.client.get("/healthz").status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
         yield cellbox
     finally:
         cellbox.client.close()
+        process = cellbox.process
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         try:
@@ -123,10 +141,10 @@ def running(root: Path, **settings: str) -> Iterator[Cellbox]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    assert process.returncode == 0, log.read_text()
+    assert process.returncode == 0, cellbox.log
     assert not cellbox.processes()
-    assert not list((root / "data" / ".run").glob("*/link.sock"))
-    assert "Traceback" not in log.read_text(), log.read_text()
+    assert not list((root / "data" / ".run").iterdir())
+    assert "Traceback" not in cellbox.log, cellbox.log
 
 
 def bubblewrap_is_there() -> bool:
