@@ -1,10 +1,12 @@
-"""What we are measured against: stock ipykernel and the plainest loop of jupyter_client that is right."""
+"""What we are measured against: kernels as they come, in the plainest loop of jupyter_client that is right."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,25 @@ class BareLoop:
         return content
 
 
+def stock_ipykernel(python: Path) -> list[str]:
+    return [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+
+
 @contextmanager
-def bare_loop(python: Path, directory: Path) -> Iterator[BareLoop]:
-    """Start stock ipykernel with ``python``, over ipc sockets in ``directory``."""
-    connection, _ = write_connection_file(str(directory / "k.json"), transport="ipc", ip=str(directory / "k"))
+def bare_loop(
+    argv: Sequence[str], directory: Path, *, tcp: bool = False, env: Mapping[str, str] | None = None
+) -> Iterator[BareLoop]:
+    """Start the kernel of ``argv``, over ipc sockets in ``directory`` or over tcp."""
+    file = str(directory / "k.json")
+    place = {"transport": "tcp", "ip": "127.0.0.1"} if tcp else {"transport": "ipc", "ip": str(directory / "k")}
+    connection, _ = write_connection_file(file, **place)
     kernel = subprocess.Popen(
-        [python, "-m", "ipykernel_launcher", "-f", connection], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [word.replace("{connection_file}", connection) for word in argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
     )
     loop = asyncio.new_event_loop()
     client = AsyncKernelClient(connection_file=connection)
@@ -59,6 +74,6 @@ def bare_loop(python: Path, directory: Path) -> Iterator[BareLoop]:
         yield BareLoop(loop, client)
     finally:
         client.stop_channels()
-        kernel.kill()
+        os.killpg(kernel.pid, signal.SIGKILL)
         kernel.wait()
         loop.close()

