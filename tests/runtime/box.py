@@ -161,6 +161,8 @@ class Box:
             self.listen_again()
         with contextlib.suppress(OSError):  # it has ended already
             self.send(Shutdown())
+            while self._link.recv(2**20):
+                pass  # closed before it has all been read, the link would break, and with it our word
         self._link.close()
         try:
             self.boot.wait(10)
