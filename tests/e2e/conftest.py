@@ -28,12 +28,15 @@ _uid_bases = itertools.count(400_000 + (os.getpid() % 1000) * 1000, 100)
 class Cellbox:
     """A running service, and what a client and an operator see of it."""
 
-    def __init__(self, environment: dict[str, str], url: str, root: Path, uid_base: int) -> None:
+    def __init__(
+        self, environment: dict[str, str], url: str, root: Path, uid_base: int, within: Sequence[str] = ()
+    ) -> None:
         self.url = url
         self.root = root
         self.uid_base = uid_base
         self.client = httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=90)
         self._environment = environment
+        self._within = within
         self._log = root.parent / "service.log"
         self.start()
 
@@ -41,7 +44,7 @@ class Cellbox:
         """Start the service, and wait until it serves."""
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*within, sys.executable, "-m", "interpreter", "serve"],
+                [*self._within, sys.executable, "-m", "interpreter", "serve"],
                 env=self._environment,
                 stdout=output,
                 stderr=output,
@@ -128,7 +131,7 @@ def running(root: Path, *, within: Sequence[str] = (), **settings: str) -> Itera
         **settings,
     }
     environment |= {f"SANDBOX_{name.upper()}": value for name, value in values.items()}
-    cellbox = Cellbox(environment, f"http://127.0.0.1:{port}", root / "data", uid_base)
+    cellbox = Cellbox(environment, f"http://127.0.0.1:{port}", root / "data", uid_base, within)
     try:
         yield cellbox
     finally:
