@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sandboxd.protocol import (
+    MAX_ALIVE,
+    MAX_KNOWN,
     VERSION,
     Cancel,
     Execute,
@@ -26,10 +29,12 @@ from sandboxd.protocol import (
     Progress,
     ProtocolError,
     Refused,
+    Settled,
     Started,
     StopKernel,
     decode_from_sandbox,
     decode_to_sandbox,
+    encode,
     read_frame,
 )
 
@@ -190,6 +195,167 @@ async def test_one_id_is_asked_once(pair: Pair) -> None:
     await pair.execute("a")
     with pytest.raises(ValueError, match="already"):
         await pair.execute("a")
+
+
+# --- a further link of one sandbox ---------------------------------------------------------------------------------
+
+
+async def greeted(connection: Connection, peer: socket.socket, **fields: Any) -> Hello:
+    peer.setblocking(True)
+    peer.sendall(packed({"type": "Hello", "version": VERSION, "kernels": [], "stateless": [], **fields}))
+    peer.setblocking(False)
+    return await connection.hello(within_s=5)
+
+
+@pytest.fixture
+async def second() -> AsyncIterator[tuple[Connection, socket.socket]]:
+    """A connection that has not heard a hello, and its peer."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    connection = await Connection.open(ours, limits=LinkLimits(frame=200_000))
+    yield connection, theirs
+    await connection.wait_closed()
+    theirs.close()
+
+
+async def received(peer: socket.socket) -> list[Any]:
+    """What we sent until we closed the connection."""
+    reader, writer = await asyncio.open_unix_connection(sock=peer.dup())
+    messages = []
+    with contextlib.suppress(OSError):
+        while (body := await read_frame(reader, limit=10**6)) is not None:
+            messages.append(decode_to_sandbox(body))
+    writer.close()
+    await writer.wait_closed()
+    return messages
+
+
+async def test_adopted_executions_end_as_if_they_had_been_sent_here(second: tuple[Connection, socket.socket]) -> None:
+    connection, peer = second
+    known = [
+        {"id": "runs", "state": "running"},
+        {"id": "starts", "state": "running", "preparing": True},
+        {"id": "over", "state": "finished"},
+    ]
+    hello = await greeted(connection, peer, known=known, alive=[{"language": "python", "context": "c"}])
+    assert [(k.id, k.state, k.preparing) for k in hello.known] == [
+        ("runs", "running", False),
+        ("starts", "running", True),
+        ("over", "finished", False),
+    ]
+    assert [(kernel.language, kernel.context) for kernel in hello.alive] == [("python", "c")]
+    runs, starts, over = (connection.adopt(name, 10) for name in ("runs", "starts", "over"))
+    assert [pending.starting for pending in (runs, starts, over)] == [False, True, False]
+    for message in (
+        Finished(id="over", outcome=OK),
+        Started(id="starts"),
+        Preparing(id="starts"),  # once, and that was on the link before
+        Progress(id="runs", stream="stdout", text="from the start on"),
+        Finished(id="runs", outcome=OK),
+        Finished(id="starts", outcome=OK),
+    ):
+        peer.send(encode(message))
+    running = asyncio.get_running_loop().create_task(connection.run())
+    assert [await pending.end for pending in (over, runs, starts)] == [
+        Finished(id=name, outcome=OK) for name in ("over", "runs", "starts")
+    ]
+    assert (starts.starting, runs.text("stdout"), connection.dropped) == (False, "from the s", 1)
+    connection.close()
+    await running
+
+
+async def test_an_execution_is_adopted_once(second: tuple[Connection, socket.socket]) -> None:
+    connection, peer = second
+    await greeted(connection, peer, known=[{"id": "a", "state": "running"}])
+    pending = connection.adopt("a", 10)
+    with pytest.raises(ValueError, match="already"):
+        connection.adopt("a", 10)
+    connection.close()
+    with pytest.raises(LinkClosed):
+        await pending.end
+
+
+_KNOWN = {"id": "a", "state": "running"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"known": [_KNOWN, _KNOWN]},
+        {"known": [{"id": f"x{number}", "state": "running"} for number in range(MAX_KNOWN + 1)]},
+        {"known": [{"id": "a", "state": "queued"}]},
+        {"known": [{"id": "../a", "state": "running"}]},
+        {"known": [{"id": "a", "state": "running", "preparing": -1}]},
+        {"known": [{"id": "a", "state": "running", "path": "/etc"}]},
+        {"known": -1},
+        {"known": None},
+        {"alive": [{"language": "python", "context": f"c{number}"} for number in range(MAX_ALIVE + 1)]},
+        {"alive": [{"language": "python", "context": "../c"}]},
+        {"alive": [{"language": "", "context": "c"}]},
+        {"version": -1},
+    ],
+)
+async def test_a_forged_hello_ends_its_connection(
+    second: tuple[Connection, socket.socket], fields: dict[str, Any]
+) -> None:
+    with pytest.raises(ProtocolError):
+        await greeted(*second, **fields)
+
+
+async def test_a_hello_may_know_as_much_as_a_sandbox_can(second: tuple[Connection, socket.socket]) -> None:
+    connection, peer = second
+    known = [{"id": f"{number:064}", "state": "finished"} for number in range(MAX_KNOWN)]
+    hello = await greeted(connection, peer, known=known)
+    assert len(hello.known) == MAX_KNOWN
+    connection.settle(known.id for known in hello.known)
+    await asyncio.sleep(0)
+    connection.close()
+    assert await received(peer) == [Settled(ids=[known.id for known in hello.known])]
+
+
+async def test_what_is_settled_is_said_together_and_in_whole_frames(pair: Pair) -> None:
+    loop = asyncio.get_running_loop()
+    limits = OutputLimits(text=1, results=1, spill=1)
+    big = Execute(id="big", language="python", code="x" * 10**6, timeout_s=1, grace_s=1, limits=limits)
+    sending = loop.create_task(pair.connection.execute(big))
+    await asyncio.sleep(0)  # half of it is on its way
+    pair.connection.settle(["a"])
+    pair.connection.settle(["b", "c"])
+    pair.connection.settle([])
+    reader, writer = await asyncio.open_unix_connection(sock=pair.peer.dup())
+    messages = [decode_to_sandbox(await read_frame(reader, limit=10**7) or b"") for _ in range(2)]
+    await sending
+    writer.close()
+    await writer.wait_closed()
+    assert messages == [big, Settled(ids=["a", "b", "c"])]
+
+
+async def test_an_answer_for_nobody_is_settled(pair: Pair) -> None:
+    await pair.execute("a")
+    pair.connection.forget("a")
+    last = await pair.execute("last")
+    refused = Refused(id="foreign", code="cwd_not_found", message="")
+    await pair.send(Finished(id="a", outcome=OK), refused, Finished(id="last", outcome=OK))
+    await last.end
+    await asyncio.sleep(0)
+    pair.connection.close()
+    said = [message for message in await received(pair.peer) if isinstance(message, Settled)]
+    assert [name for message in said for name in message.ids] == ["a", "foreign"]
+
+
+async def test_a_peer_that_does_not_read_is_told_no_end_of_settled(pair: Pair) -> None:
+    for _ in range(2_000):
+        pair.connection.settle(f"{number:064}" for number in range(100))
+        await asyncio.sleep(0)
+    assert pair.connection._writer.transport.get_write_buffer_size() < 2**20 + 10**5
+
+
+async def test_settling_after_the_end_is_harmless(pair: Pair) -> None:
+    pair.connection.settle(["a"])
+    pair.connection.close()
+    pair.connection.settle(["b"])
+    await asyncio.sleep(0)
+    await pair.closed()
+    assert await received(pair.peer) == []
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------

@@ -71,6 +71,22 @@ async def test_a_name_that_is_taken_is_not_used_and_nothing_leaks(tmp_path: Path
         Listener(tmp_path)
 
 
+async def test_a_socket_that_a_dead_service_left_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / LINK_SOCKET))  # and closed, which leaves its name
+    with pytest.raises(ConnectionRefusedError):
+        dial(tmp_path)
+    for _ in range(2):  # the second link of one sandbox is as the first
+        listener = Listener(tmp_path)
+        made = dial(tmp_path)
+        accepted = await listener.accept(within_s=5)
+        assert os.listdir(tmp_path) == []
+        with pytest.raises(FileNotFoundError):
+            dial(tmp_path)
+        made.close()
+        accepted.close()
+
+
 async def test_the_directory_may_have_a_long_path(tmp_path: Path) -> None:
     directory = tmp_path / ("x" * 200)
     directory.mkdir()
