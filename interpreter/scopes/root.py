@@ -18,6 +18,7 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ from interpreter.scopes.removal import empty, make_usable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HIGHEST_UID = 2**31 - 2
+_GOING_S = 1.0
+"""A service that has just been killed has its lock until its memory is freed, tens of milliseconds."""
 
 
 class DataRootError(Exception):
@@ -168,11 +171,12 @@ class DataRoot:
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            raise DataRootLocked(f"Another service, pid {pid}, uses the data root {self.path}.") from None
+        deadline = time.monotonic() + _GOING_S
+        while not _flocked(self._lock):
+            if time.monotonic() > deadline:
+                pid = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
+                raise DataRootLocked(f"Another service, pid {pid}, uses the data root {self.path}.")
+            time.sleep(_GOING_S / 50)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
@@ -227,6 +231,15 @@ class DataRoot:
         except FileNotFoundError:
             return False
         return True
+
+
+def _flocked(lock: int) -> bool:
+    """Whether we have the lock now. It is the kernel's, so it ends with its holder, however that ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
