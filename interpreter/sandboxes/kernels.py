@@ -32,6 +32,7 @@ class Kernel:
     """One kernel and its queue. alive: it runs, as far as is known. executions: answered in this life.
 
     home: the sandbox of its present or last life. loss: a loss that no answer has told yet.
+    unseen: it ended while there was no service, and why may still be told.
     restarted: by its owner, so the next answer says ``new`` though the kernel was there before.
     """
 
@@ -40,6 +41,7 @@ class Kernel:
     generation: int = 0
     alive: bool = False
     home: SandboxId | None = None
+    unseen: bool = False
     restarted: bool = False
     loss: Reason | None = None
     running: str | None = None
@@ -91,6 +93,7 @@ class Kernels:
         for (owner, name), kernel in self._kernels.items():
             if owner == key and kernel.home == sandbox and kernel.alive and name not in there:
                 self._lose(kernel, "crash")
+                kernel.unseen = True
 
     def get(self, key: Key, name: KernelKey) -> Kernel | None:
         """Return what is known of a kernel."""
@@ -155,6 +158,7 @@ class Kernels:
             self._begin(kernel, sandbox, now)
         kernel.executions += 1
         kernel.used_at = now
+        kernel.unseen = False
         self._note(kernel)
         if told == "lost":
             kernel.alive, kernel.home = False, None
@@ -166,7 +170,7 @@ class Kernels:
     def gone(self, key: Key, name: KernelKey, sandbox: SandboxId, reason: Reason) -> bool:
         """Say that a kernel in ``sandbox`` ended between executions; False if it was not there."""
         kernel = self._kernels.get((key, name))
-        if kernel is None or not kernel.alive or kernel.home != sandbox:
+        if kernel is None or not (kernel.alive or kernel.unseen) or kernel.home != sandbox:
             return False
         self._lose(kernel, reason)
         kernel.home = None
@@ -223,7 +227,7 @@ class Kernels:
         self._note(kernel)
 
     def _lose(self, kernel: Kernel, reason: Reason | None) -> None:
-        kernel.alive = kernel.restarted = False
+        kernel.alive = kernel.restarted = kernel.unseen = False
         kernel.loss = reason
         self._note(kernel)
 

@@ -199,7 +199,7 @@ class Manager:
             pass
         except ServiceError as error:
             if not live.started.done():
-                live.started.set_exception(error)
+                live.started.set_exception(error if live.expected is None else SandboxStopped())
                 live.started.exception()
             log.warning(
                 "sandbox did not start", extra={**_fields(live), "error": type(error.__cause__ or error).__name__}
@@ -263,8 +263,7 @@ class Manager:
         try:
             place = await finish(asyncio.to_thread(self._data.prepare, live.row.key), within_s=PREPARE_S)
             async with asyncio.timeout(ADOPT_S):
-                directory = await finish(asyncio.to_thread(self._data.run_dir, live.row.id), within_s=PREPARE_S)
-                listener = Listener(directory, uid=place.uid, gid=place.gid)
+                listener = Listener(self._data.found_run_dir(live.row.id), uid=place.uid, gid=place.gid)
                 try:
                     await self._greet(live, listener)
                 finally:

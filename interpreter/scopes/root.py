@@ -132,6 +132,10 @@ class DataRoot:
         path.chmod(0o755)
         return path
 
+    def found_run_dir(self, sandbox: SandboxId) -> Path:
+        """Return the link directory that an earlier service made for a sandbox."""
+        return self.path / ".run" / sandbox
+
     def drop_run_dir(self, sandbox: SandboxId) -> None:
         """Remove the link directory of a sandbox, if it is there."""
         shutil.rmtree(self.path / ".run" / sandbox, ignore_errors=True)
