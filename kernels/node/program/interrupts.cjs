@@ -1,0 +1,87 @@
+// Interrupts of the running cell, from a thread of their own, since the main one may be in an endless loop.
+//
+// The thread reads which execution to interrupt, and asks the main thread. If that answers, no code of the cell runs at the
+// moment: awaits of the cell fail, and if it is not over at the next time of asking, it is ended. If no answer comes, the code that
+// runs is terminated, in whatever callback it is, through a short-lived session of the inspector, and then the main thread is
+// asked again. Twice, before the next termination: the first may have met the question instead of the code.
+'use strict';
+
+const { Worker, isMainThread, parentPort, workerData } = require('node:worker_threads');
+
+const ANSWER_MS = 80;
+const GENTLY_MS = 60;
+const HARD_AFTER = 2;
+
+/** Begin to listen on `descriptor`. `cells.interrupt` is called as said there, `settled(number)` when that one is over. */
+function listen(descriptor, cells, settled) {
+  const worker = new Worker(__filename, {
+    workerData: descriptor,
+    execArgv: [],
+    env: {},
+    stdin: false,
+    resourceLimits: { maxYoungGenerationSizeMb: 1, maxOldGenerationSizeMb: 16, codeRangeSizeMb: 0, stackSizeMb: 1 },
+  });
+  worker.on('message', ({ number, round }) => {
+    const over = cells.interrupt(number, round >= HARD_AFTER);
+    if (over) settled(number);
+    worker.postMessage({ number, round, over });
+  });
+  worker.unref();
+}
+
+function serve(descriptor) {
+  const net = require('node:net');
+  const { Session } = require('node:inspector');
+  let answered = null;
+  let busy = false;
+
+  const ask = (number, round) =>
+    new Promise((resolve) => {
+      const timer = setTimeout(resolve, ANSWER_MS, null);
+      answered = (answer) => {
+        if (answer.round !== round || answer.number !== number) return;
+        clearTimeout(timer);
+        resolve(answer);
+      };
+      parentPort.postMessage({ number, round });
+    });
+
+  const interrupt = async (number) => {
+    let terminated = false;
+    for (let round = 0; ; round += 1) {
+      const answer = await ask(number, round);
+      if (answer?.over) return;
+      if (answer !== null) {
+        terminated = false;
+        await new Promise((resolve) => setTimeout(resolve, GENTLY_MS));
+      } else if (terminated) {
+        terminated = false;
+      } else {
+        terminate();
+        terminated = true;
+      }
+    }
+  };
+
+  const terminate = () => {
+    const session = new Session();
+    session.connectToMainThread();
+    const close = () => session.disconnect();
+    const timer = setTimeout(close, 2 * ANSWER_MS);
+    session.post('Runtime.terminateExecution', () => {
+      clearTimeout(timer);
+      close();
+    });
+  };
+
+  parentPort.on('message', (answer) => answered?.(answer));
+  new net.Socket({ fd: descriptor, readable: true, writable: false }).on('data', async (data) => {
+    if (busy) return; // it goes on until that one is over
+    busy = true;
+    await interrupt(Number(data.toString().trim().split('\n').at(-1)));
+    busy = false;
+  });
+}
+
+if (isMainThread) module.exports = { listen };
+else serve(workerData);

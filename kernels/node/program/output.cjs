@@ -1,0 +1,165 @@
+// Standard output and error of this process, and where its text goes.
+//
+// Text of the program's own streams goes through descriptor 1 in marks that say which execution wrote it:
+//
+//     ESC ] cellbox ; SECRET ; t ; EXECUTION ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
+//
+// Each is one write of at most 4096 bytes, which a pipe keeps whole. Bytes between marks are of children and native code.
+//
+// Promises: a write is done when it returns, so nothing is lost at `process.exit()` and the order is that of the code; what a cell
+// or a child does to descriptors 0, 1 and 2 harms no later cell.
+'use strict';
+
+const fs = require('node:fs');
+const { Writable } = require('node:stream');
+
+const LONGEST = 4000;
+const O_NONBLOCK = fs.constants.O_NONBLOCK;
+const { writeSync, fstatSync, openSync, closeSync, readFileSync } = fs;
+
+class Output {
+  /** `owner()`: the number of the execution that the running code belongs to. */
+  constructor(secret, owner) {
+    this.owner = owner;
+    this.prefix = `\x1b]cellbox;${secret};`;
+    // Opened anew: closed on exec, and blocking whatever children do to the descriptors that they inherit.
+    this.pipes = [1, 2].map((descriptor) => openSync(`/proc/self/fd/${descriptor}`, 'w'));
+    this.nodes = this.pipes.map((pipe) => fstatSync(pipe).ino);
+    this.streams = { stdout: new Stream(this, 1), stderr: new Stream(this, 2) };
+    this.takeOver();
+  }
+
+  /** Write text or bytes of the running code. */
+  write(stream, data) {
+    const head = `${this.prefix}t;${this.owner()};${stream};`;
+    const [pipe] = this.pipes;
+    if (typeof data === 'string' && data.length * 3 <= LONGEST) {
+      if (data !== '') writeSync(pipe, `${head}${Buffer.byteLength(data)}\x07${data}`);
+      return;
+    }
+    const bytes = typeof data === 'string' ? Buffer.from(data) : data;
+    for (let start = 0; start < bytes.length; ) {
+      const end = cut(bytes, start);
+      fs.writevSync(pipe, [Buffer.from(`${head}${end - start}\x07`), bytes.subarray(start, end)]);
+      start = end;
+    }
+  }
+
+  /** Put right what a cell or its children did to the streams. */
+  restore() {
+    [1, 2].forEach((descriptor, index) => {
+      if (!this.isSound(descriptor, index)) reopen(descriptor, `/proc/self/fd/${this.pipes[index]}`, 'w');
+    });
+    this.takeOver();
+  }
+
+  /** Make `file` standard input; null for none. */
+  setInput(file) {
+    if (file === null && isNull(0) && !this.inputUsed) return;
+    reopen(0, file ?? '/dev/null', 'r');
+    this.inputUsed = file !== null;
+    let stream = null;
+    const get = () => {
+      this.inputUsed = true;
+      stream ??= new fs.ReadStream(null, { fd: 0, autoClose: false, fs: READING });
+      return stream;
+    };
+    Object.defineProperty(process, 'stdin', { configurable: true, enumerable: true, get });
+  }
+
+  takeOver() {
+    for (const [name, stream] of Object.entries(this.streams)) {
+      Object.defineProperty(process, name, { configurable: true, enumerable: true, get: () => stream });
+    }
+  }
+
+  isSound(descriptor, index) {
+    try {
+      if (fstatSync(descriptor).ino !== this.nodes[index]) return false;
+      const [, flags] = /^flags:\s*([0-7]+)/m.exec(readFileSync(`/proc/self/fdinfo/${descriptor}`, 'latin1'));
+      return (parseInt(flags, 8) & O_NONBLOCK) === 0;
+    } catch {
+      return false;
+    }
+  }
+}
+
+/** One stream, written through. Never closed: the next cell prints too. */
+class Stream extends Writable {
+  constructor(output, descriptor) {
+    super({ decodeStrings: false, emitClose: false, autoDestroy: false });
+    this.fd = descriptor;
+    this._type = 'pipe';
+    this._isStdio = true;
+    this.put = (data) => output.write(descriptor, data);
+  }
+
+  write(chunk, encoding, callback) {
+    const done = typeof encoding === 'function' ? encoding : callback;
+    if (typeof chunk === 'string') {
+      const plain = typeof encoding !== 'string' || encoding === 'utf8' || encoding === 'utf-8';
+      this.put(plain ? chunk : Buffer.from(chunk, encoding));
+    } else if (ArrayBuffer.isView(chunk)) {
+      this.put(Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength));
+    } else {
+      return super.write(chunk, encoding, callback); // throws as Node does
+    }
+    if (typeof done === 'function') process.nextTick(done, null);
+    return true;
+  }
+
+  _write(chunk, encoding, callback) {
+    this.write(chunk, encoding);
+    callback();
+  }
+
+  end(chunk, encoding, callback) {
+    const last = [chunk, encoding, callback];
+    const done = last.find((value) => typeof value === 'function');
+    if (chunk !== undefined && chunk !== null && chunk !== done) this.write(chunk, encoding === done ? 'utf8' : encoding);
+    if (done) process.nextTick(done);
+    return this;
+  }
+
+  destroy() {
+    return this;
+  }
+}
+
+const READING = { open: fs.open, read: fs.read, close: (descriptor, callback) => process.nextTick(callback, null) };
+
+/** Where a piece of `bytes` from `start` on ends: between characters where it is UTF-8. */
+function cut(bytes, start) {
+  const end = Math.min(start + LONGEST, bytes.length);
+  if (end === bytes.length) return end;
+  let at = end;
+  while (at > end - 4 && (bytes[at] & 0xc0) === 0x80) at -= 1;
+  return (bytes[at] & 0xc0) === 0x80 ? end : at;
+}
+
+function isNull(descriptor) {
+  try {
+    return fstatSync(descriptor).rdev === fs.statSync('/dev/null').rdev;
+  } catch {
+    return false;
+  }
+}
+
+/** Open `path` as `descriptor`: the lowest free one is what opening gives. */
+function reopen(descriptor, path, flags) {
+  try {
+    closeSync(descriptor);
+  } catch {
+    // It was closed already.
+  }
+  const others = [];
+  for (;;) {
+    const opened = openSync(path, flags);
+    if (opened === descriptor) break;
+    others.push(opened);
+    if (opened > descriptor) break; // taken by another thread in between
+  }
+  others.forEach((other) => closeSync(other));
+}
+
+module.exports = { Output };
