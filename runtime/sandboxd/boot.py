@@ -46,9 +46,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a tenant interrupt pid 1
     if os.getpid() != 1:
         osproc.become_subreaper()
-    preloaded.load_kernel(Path(config.kernels) / "python")
-    from . import daemon, ending, zygote  # noqa: PLC0415 - what they import is counted as ours
+    from . import daemon, ending, kernelspecs, zygote  # noqa: PLC0415 - what they import is counted as ours
 
+    for folder in kernelspecs.forked(Path(config.kernels)):
+        preloaded.load_kernel(folder)
     preloaded.note_loaded()
     ending.note_modules()
     gc.collect()

@@ -28,7 +28,7 @@ from .kernelspecs import Kernelspec
 from .ladder import climb, kill_started, ticks
 from .marks import MarkReader, Pipe
 from .output import Capture, PipeReader
-from .processes import Command, Exited, Process, PythonKernel, SpawnError, Zygote
+from .processes import Command, Exited, ForkedKernel, Process, SpawnError, Zygote
 from .protocol import BootConfig, Execute, Finished, FromSandbox, Progress, Reason, StillWriting, StreamName
 
 START_S = 20.0
@@ -200,9 +200,9 @@ class Kernel:
         else:  # as every Jupyter front end says; 1: no need to watch a parent, and no advice for terminals
             environment |= {"JPY_PARENT_PID": "1", "NO_COLOR": "1"}
         workspace = self._config.workspace
-        program: PythonKernel | Command
+        program: ForkedKernel | Command
         if self._spec.forked:
-            program = PythonKernel(file, environment, workspace)
+            program = ForkedKernel(self._spec.name, file, environment, workspace)
         else:
             program = Command(self._spec.command(file), environment, workspace)
         ends: list[int] = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]

@@ -18,9 +18,6 @@ from msgspec import Struct
 
 from .protocol import BootConfig
 
-PYTHON = "python"
-"""Name of the kernel that is forked and not executed."""
-
 _NAME = re.compile(r"[a-z0-9._-]{1,64}")
 """Jupyter's own rule, and a length that fits into a message."""
 
@@ -34,6 +31,7 @@ _MAX_BYTES = 65_536
 class _Ours(Struct, frozen=True):
     marks: bool = False
     fields: list[str] = []
+    forked: bool = False
 
 
 class _Metadata(Struct):
@@ -52,7 +50,7 @@ class Kernelspec(Struct, frozen=True):
 
     argv: with its placeholders. marks: it follows our contract: it listens on ipc sockets, greets subscribers, never drops a
     message, and tells which execution its output belongs to. fields: of an execution's, those that it can honour. forked: it is
-    our Python kernel. interrupted_by_message: it wants a request on control and no signal.
+    Python and ours, imported ahead of time and not executed. interrupted_by_message: it wants a request on control and no signal.
     """
 
     name: str
@@ -89,6 +87,11 @@ def find(config: BootConfig) -> dict[str, Kernelspec]:
     return found
 
 
+def forked(root: Path) -> list[Path]:
+    """Return the folders of those of our kernels, in ``root``, that are to be imported ahead of time."""
+    return [folder for folder in _folders(root) if (spec := _read(folder, ours=True)) is not None and spec.forked]
+
+
 def _folders(root: Path) -> list[Path]:
     try:
         with os.scandir(root) as entries:
@@ -115,7 +118,7 @@ def _read(folder: Path, *, ours: bool) -> Kernelspec | None:
         env={key: os.path.expandvars(value) for key, value in file.env.items()},
         marks=cellbox.marks,
         fields=frozenset(cellbox.fields),
-        forked=ours and name == PYTHON,
+        forked=cellbox.forked,
         interrupted_by_message=file.interrupt_mode == "message",
     )
 

@@ -24,7 +24,7 @@ _baseline: set[str] = set()
 _meta_path: list[Any] = []
 _filters: list[Any] = []
 _families: dict[str, dict[str, ModuleType]] = {}
-_kernel: list[ModuleType] = []
+_kernels: dict[str, ModuleType] = {}
 _find_spec = PathFinder.find_spec
 
 
@@ -36,18 +36,19 @@ def note_plain() -> None:
 
 
 def load_kernel(directory: Path) -> None:
-    """Import the Python kernel from ``directory``, and with it all that it needs."""
-    spec = importlib.util.spec_from_file_location("cellbox_python_kernel", directory / "kernel.py")
+    """Import the kernel in ``directory``, one of ours, and with it all that it needs."""
+    name = directory.name
+    spec = importlib.util.spec_from_file_location(f"cellbox_{name}_program", directory / "kernel.py")
     if spec is None or spec.loader is None:
-        raise ImportError("the Python kernel is no module")
+        raise ImportError(f"the {name} kernel is no module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    _kernel[:] = [module]
+    _kernels[name] = module
 
 
-def kernel() -> Any:
-    """Return what ``load_kernel`` imported: ``run(connection_file) -> exit code``."""
-    return _kernel[0]
+def kernel(name: str) -> Any:
+    """Return what ``load_kernel`` imported from the folder of that name: ``run(connection_file) -> exit code``."""
+    return _kernels[name]
 
 
 def note_loaded() -> None:

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from . import osproc, programs, zygote
-from .programs import Command, Program, PythonKernel, PythonRun
+from .programs import Command, ForkedKernel, Program, PythonRun
 
-__all__ = ["Command", "Exited", "Process", "Program", "PythonKernel", "PythonRun", "SpawnError", "Zygote"]
+__all__ = ["Command", "Exited", "ForkedKernel", "Process", "Program", "PythonRun", "SpawnError", "Zygote"]
 
 CLEAN_WITHIN_S = 1.0
 """From the end of a program, or the first ``kill``, to the end of all its descendants."""

@@ -39,9 +39,10 @@ class PythonRun(msgspec.Struct, frozen=True, tag=True):
     cwd: str
 
 
-class PythonKernel(msgspec.Struct, frozen=True, tag=True):
-    """Our Python kernel, forked. env: complete, with the secret of the marks."""
+class ForkedKernel(msgspec.Struct, frozen=True, tag=True):
+    """One of our kernels, forked. name: of its kernelspec. env: complete, with the secret of the marks."""
 
+    name: str
     connection_file: str
     env: dict[str, str]
     cwd: str
@@ -55,7 +56,7 @@ class Command(msgspec.Struct, frozen=True, tag=True):
     cwd: str
 
 
-Program = PythonRun | PythonKernel | Command
+Program = PythonRun | ForkedKernel | Command
 
 
 class Report(NamedTuple):

@@ -21,7 +21,7 @@ import socket
 from typing import NoReturn
 
 from . import afterfork, ending, osproc, preloaded, programs, stateless
-from .programs import Command, Program, PythonKernel, PythonRun
+from .programs import Command, ForkedKernel, Program, PythonRun
 
 _ABOVE = 64
 """Received descriptors are moved above this, so that putting one in its place never overwrites another."""
@@ -171,10 +171,10 @@ def _spawn(command: Command, descriptors: list[int]) -> int:
 def _become_kernel(program: Program, descriptors: list[int]) -> NoReturn:
     afterfork.leave_supervisor()
     afterfork.take_over(descriptors)
-    if not isinstance(program, PythonKernel):
+    if not isinstance(program, ForkedKernel):
         raise TypeError("stateless programs are served by serve_runs")
     afterfork.settle(program.env, ["kernel.py", "-f", program.connection_file])
-    ending.finish(preloaded.kernel().run(program.connection_file))
+    ending.finish(preloaded.kernel(program.name).run(program.connection_file))
 
 
 def _become_run(order: socket.socket) -> NoReturn:

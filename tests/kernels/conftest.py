@@ -32,11 +32,12 @@ sys.path.insert(0, sys.argv[1])
 from sandboxd import boot  # notes what a plain interpreter has, first of all
 import gc, os, signal, socket
 from pathlib import Path
-from sandboxd import ending, osproc, preloaded, seccomp, zygote
+from sandboxd import ending, kernelspecs, osproc, preloaded, seccomp, zygote
 osproc.forbid_new_privileges()
 seccomp.install()
 osproc.become_subreaper()
-preloaded.load_kernel(Path(sys.argv[2]))
+for folder in kernelspecs.forked(Path(sys.argv[2])):
+    preloaded.load_kernel(folder)
 preloaded.note_loaded()
 ending.note_modules()
 gc.collect()
@@ -119,7 +120,7 @@ def zygote_socket() -> Iterator[socket.socket]:
         pytest.skip("the sandboxes' environment is not installed: make install")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lifeline, held = os.pipe()
-    command = [PYTHON, "-c", ZYGOTE, REPOSITORY / "runtime", REPOSITORY / "kernels/python"]
+    command = [PYTHON, "-c", ZYGOTE, REPOSITORY / "runtime", REPOSITORY / "kernels"]
     process = subprocess.Popen(
         [*command, str(theirs.fileno()), str(lifeline)],
         pass_fds=(theirs.fileno(), lifeline),
