@@ -33,7 +33,14 @@ from interpreter.errors import (
     Unauthorized,
 )
 from interpreter.http.body import Body, BodyBudget, too_large
-from interpreter.http.errors import HeadTooLarge, RequestTimeout, UnsupportedEncoding, retry_after_s, status_of
+from interpreter.http.errors import (
+    HeadTooLarge,
+    RequestTimeout,
+    UnsupportedEncoding,
+    exhausted,
+    retry_after_s,
+    status_of,
+)
 from interpreter.http.guard import Guard
 from interpreter.http.requests import read_body, read_query
 from interpreter.http.server import ConnectionLimits, error_body, peer_of
@@ -293,7 +300,9 @@ class ApiHandler(RequestHandler):
         tb: TracebackType | None,
     ) -> None:
         """Log a fault of ours with its traceback; refusals are in the request's line."""
-        if not isinstance(value, ServiceError | HTTPError):
+        if exhausted(value) is not None:
+            log.error("request failed", extra={"error": type(value).__name__, "errno": getattr(value, "errno", None)})
+        elif not isinstance(value, ServiceError | HTTPError):
             log.error("request failed", exc_info=(typ, value, tb) if typ and value else None)
 
     def _put_error(self, error: ServiceError) -> None:
@@ -372,6 +381,8 @@ class ApiHandler(RequestHandler):
 def _as_service_error(error: BaseException | None, status: int, route: Route | None) -> ServiceError:
     if isinstance(error, ServiceError):
         return error
+    if (refused := exhausted(error)) is not None:
+        return refused
     if isinstance(error, HTTPError) and error.status_code == 405 and route is None:
         return RouteNotFound("No route has this path; GET /openapi.json lists those there are.")
     if isinstance(error, HTTPError) and error.status_code == 405 and route is not None:

@@ -1,6 +1,7 @@
 """Every route: no way in without a key, its documented example works, every error has its status and sentence."""
 
 import asyncio
+import errno
 import json
 from urllib.parse import urlencode
 
@@ -189,6 +190,18 @@ async def test_a_fault_of_ours_says_nothing_of_itself(served: Served, caplog):
     assert b"shadow" not in reply.body
     assert b"Traceback" not in reply.body
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["request failed"]
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [(errno.EMFILE, "open files"), (errno.ENOSPC, "disk"), (errno.ENOMEM, "memory")]
+)
+async def test_what_the_host_has_too_little_of_is_named(served: Served, caplog, number, word):
+    served.service.fail = OSError(number, "secret of the host", "/etc/shadow")
+    reply = await served.call("GET", "/v1/scopes")
+    assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "runtime_unavailable", "5")
+    assert word in json.loads(reply.body)["message"]
+    assert b"shadow" not in reply.body
+    assert [record.exc_info for record in caplog.records if record.levelname == "ERROR"] == [None]
 
 
 async def test_the_service_answers_503_while_it_stops(served: Served):
