@@ -41,6 +41,8 @@ class Kernel:
         self.connection_file = connection_file
         self.marks = secret is not None
         """Whether somebody reads marks, who also takes care of interrupts that are not heard, and of our death."""
+        self.secret = secret
+        """Of the marks, for a child that writes them itself."""
         self.output: Output = Streams(self._publish_stream) if secret is None else Marks(secret)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -49,6 +51,7 @@ class Kernel:
         self._number = 0
         self._count = 0
         self._parent_pid = os.getppid()
+        self._may_be_orphaned = os.environ.pop("JPY_PARENT_PID", None) == str(self._parent_pid)
         self._sockets: Sockets
         self._language = language(self)
 
@@ -60,7 +63,7 @@ class Kernel:
             self._sockets = Sockets(self.connection_file, self._receive)
             self._loop.add_signal_handler(signal.SIGINT, self._language.interrupt)
             self._loop.add_signal_handler(signal.SIGTERM, self._end)
-            if os.environ.pop("JPY_PARENT_PID", None) == str(self._parent_pid):
+            if self._may_be_orphaned:
                 self._loop.call_later(_ORPHAN_EVERY_S, self._look_for_parent)
             serving = self._loop.create_task(self._serve_shell(), name="shell")
             await asyncio.wait([self._over, serving], return_when=asyncio.FIRST_COMPLETED)

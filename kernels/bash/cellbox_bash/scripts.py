@@ -1,0 +1,216 @@
+"""What the shell is given to source besides cells. All of it keeps working whatever cells define, alias or set.
+
+The state of a shell, as ``save`` writes it, is a script that makes it again: options, functions, variables, aliases, traps,
+the directory, the umask, the positional parameters. Before it stands what the kernel wants to know. What a script cannot make
+again is lost with a shell: jobs, open descriptors, limits. An ``exit`` inside a function saves its locals as if they were global.
+
+A user's trap on EXIT is kept in the variable ``__cellbox_exit``, since the shell's own one saves the state.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PIECE_MAX = 16 * 2**20
+"""Bytes of a file that are shown at most."""
+
+GUARDED = re.compile(rb"\btrap\b(?s:.*?)(?:EXIT\b|exit\b|\b0\b)|\btrap\b(?:[ \t]+-p)?[ \t]*(?:$|[;&|>)])", re.MULTILINE)
+"""Cells that may set, or list, a trap on EXIT: they get a ``trap`` that keeps it apart from the shell's."""
+
+BYE = b'\\builtin eval "${__cellbox_exit-}"\n'
+"""Runs the user's trap on EXIT."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STATE = b"#cellbox state\n"
+_END = b"#cellbox end\n"
+
+_INIT = r"""
+\builtin set +H +m +o history
+PS1= PS2=
+\builtin unset -v MAILCHECK
+display() {
+    local file copy name status=0
+    for file; do
+        copy=FOLDER/show-$BASHPID-$RANDOM name=${file##*/}
+        if \command head -c LIMIT -- "$file" >"$copy"; then
+            \builtin printf 'show %s %s %s\n' "${BASH_SOURCE[-1]##*-}" "${copy##*/}" "${name//[[:cntrl:]]/?}" >FOLDER/control
+        else
+            status=1
+        fi
+    done
+    return $status
+}
+"""
+
+_ARM = r"""\builtin trap -- '\builtin . FOLDER/exit "$?"' EXIT"""
+
+_POST = r"""
+\builtin set +e
+\builtin printf 'done %s %s\n' "$2" "$1" >FOLDER/control
+"""
+
+_SAVE = r"""
+\builtin printf '#cellbox exit\n'
+\builtin trap -p EXIT
+\builtin printf '#cellbox jobs\n'
+\builtin jobs -pr
+\builtin printf '#cellbox state\n'
+\builtin shopt -p
+\builtin umask -p
+\builtin printf '\\builtin cd -- %q\n' "$PWD"
+\builtin trap -p
+\builtin declare -p
+\builtin set +o
+\builtin printf '\\builtin set +e --'
+if ((${#@})); then \builtin printf ' %q' "$@"; fi
+\builtin printf '\n'
+\builtin declare -f
+\builtin declare -F
+\builtin alias -p
+\builtin printf '#cellbox end\n'
+"""
+
+_EXIT = r"""
+\builtin set +e
+\builtin . FOLDER/save >FOLDER/answer 2>/dev/null
+"""
+
+_TRAP = r"""
+trap() {
+    if [[ $BASHPID != "$$" ]]; then
+        \builtin trap "$@"
+        return
+    fi
+    local spec action=
+    local -a others=()
+    case ${1-} in
+        -l)
+            \builtin trap -l
+            return
+            ;;
+        -p | '')
+            if (($# != 1)) || [[ $1 == -p ]]; then
+                \builtin trap - EXIT
+                \builtin trap "$@"
+                ARM
+                if (($# < 2)) || [[ " ${*^^} " == *" EXIT "* || " $* " == *" 0 "* ]]; then
+                    if [[ -v __cellbox_exit ]]; then
+                        \builtin printf 'trap -- %s EXIT\n' "${__cellbox_exit@Q}"
+                    fi
+                fi
+                return 0
+            fi
+            ;;
+        --) shift ;;
+    esac
+    if (($# > 1)); then
+        action=$1
+        shift
+    else
+        action=-
+    fi
+    for spec; do
+        case ${spec^^} in
+            EXIT | SIGEXIT | 0)
+                if [[ $action == - ]]; then
+                    \builtin unset -v __cellbox_exit
+                else
+                    __cellbox_exit=$action
+                fi
+                ;;
+            *) others+=("$spec") ;;
+        esac
+    done
+    if ((${#others[@]})); then
+        \builtin trap -- "$action" "${others[@]}"
+    fi
+}
+"""
+
+
+def files(folder: str) -> dict[str, str]:
+    """Return the scripts by the names of their files, for a shell whose files are in ``folder``."""
+    texts = {
+        "init": _INIT + _ARM,
+        "arm": _ARM,
+        "post": _POST,
+        "save": _SAVE,
+        "exit": _EXIT,
+        "trap": _TRAP.replace("ARM", _ARM),
+        "status": "\\builtin return $1\n",
+    }
+    quoted = shlex.quote(folder)
+    if quoted != folder:
+        raise ValueError(f"{folder}: no folder for files that a shell is to find")
+    return {name: text.replace("FOLDER", folder).replace("LIMIT", str(PIECE_MAX + 1)) for name, text in texts.items()}
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a shell. script: makes it again. exit_trap: as the shell lists it. jobs: how many it would lose."""
+
+    script: bytes
+    exit_trap: bytes
+    jobs: int
+
+
+def state(text: bytes) -> State | None:
+    """Return what ``save`` wrote, or None if it is not all there."""
+    head, found, script = text.partition(_STATE)
+    if not found or not script.endswith(_END):
+        return None
+    exit_trap, _, jobs = head.removeprefix(b"#cellbox exit\n").partition(b"#cellbox jobs\n")
+    return State(script, exit_trap.strip(), len(jobs.split()))
+
+
+def rearm(folder: str, exit_trap: bytes) -> bytes:
+    """Return a script that takes the user's ``exit_trap``, which took the place of the shell's, apart again."""
+    words = exit_trap.removeprefix(b"trap -- ").removesuffix(b" EXIT")
+    keep = b"__cellbox_exit=" + words if words else b"\\builtin unset -v __cellbox_exit"
+    return keep + b"\n\\builtin . %s/arm\n" % folder.encode()
+
+
+def is_armed(folder: str, exit_trap: bytes) -> bool:
+    """Whether the trap on EXIT is the shell's own."""
+    return f"{folder}/exit".encode() in exit_trap
+
+
+def revived(saved: bytes, *, forced: bool) -> bytes:
+    """Return a script for a new shell. forced: the old one would not hear, and what may have been the cause is left out."""
+    parts = [saved, b"\\builtin set +e\n"]
+    if forced:
+        parts.append(b"\\builtin trap - INT\n\\builtin unset -v PROMPT_COMMAND TMOUT\n")
+    return b"".join(parts)
+
+
+def entering(env: Mapping[str, str], cwd: str | None, *, guarded: bool, folder: str) -> str:
+    """Return a script to be run before a cell; it prints what ``leaving`` wants. Raises ValueError for an unusable name."""
+    lines = []
+    for name in env:
+        if _NAME.fullmatch(name) is None:
+            raise ValueError(f"env: {name!r} cannot be the name of a variable in Bash")
+    if env:
+        lines.append(f"\\builtin declare -p {' '.join(env)}")
+    if cwd is not None:
+        lines.append('\\builtin printf \'#cellbox cwd\\n%q\\n%q\\n\' "$PWD" "${OLDPWD-}"')
+        lines.append(f"\\builtin cd -- {shlex.quote(cwd)} || \\builtin return 1")
+    lines += [f"\\builtin export {name}={shlex.quote(value)}" for name, value in env.items()]
+    if guarded:
+        lines.append(f"\\builtin declare -F trap || \\builtin . {folder}/trap")
+    return "\n".join([*lines, "\\builtin return 0\n"])
+
+
+def leaving(env: Mapping[str, str], cwd: str | None, before: bytes, *, guarded: bool) -> bytes:
+    """Return a script to be run after a cell. before: what ``entering`` printed."""
+    variables, _, directories = before.partition(b"#cellbox cwd\n")
+    lines = [b"\\builtin unset -v " + " ".join(env).encode(), variables] if env else []
+    if cwd is not None:
+        back, old = directories.split(b"\n")[:2]
+        there = shlex.quote(cwd).encode()
+        lines.append(b"if [[ . -ef %s ]]; then \\builtin cd -- %s; OLDPWD=%s; fi" % (there, back, old))
+    if guarded:
+        lines.append(b"\\builtin unset -f trap")
+    return b"\n".join(lines) + b"\n"

@@ -1,0 +1,238 @@
+"""The shell: one interactive bash without a terminal, and the way to talk to it.
+
+It reads lines from a pipe on its descriptor 0. What it is to do is written to a file, which a line has it source: so nothing is
+quoted, syntax errors have their lines, ``return`` works, and redirections are undone after a cell that changed them. Its being
+interactive makes SIGINT, an unset variable and a syntax error end the cell and not the shell. Its own descriptors 1 and 2 are
+/dev/null, where prompts vanish; a cell's are pipes with names, made for it alone and read until nobody writes there any more, so
+what its background jobs say later is known to be of that cell.
+
+No descriptor of ours is inherited by what a cell starts: answers go through named pipes too, opened for one line at a time.
+
+Promises: ``run`` returns when the lines are done or the shell has ended; all output of the foreground has been handed on then.
+Leaves to ``kernel.py`` what is run, and what to do about a shell that does not hear or has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cellbox_wire import Pump
+
+from . import scripts
+
+_PR_SET_PDEATHSIG = 1
+_MOST_ANSWER = 64 * 2**20
+_MOST_LINE = 8192
+
+
+class Ended(Exception):
+    """The shell has ended. status: exit code, or minus the number of a signal. answer: what it had written by then."""
+
+    def __init__(self, status: int, answer: bytes) -> None:
+        super().__init__(f"the shell has ended with {status}")
+        self.status = status
+        self.answer = answer
+
+
+class Shell:
+    """A shell, again and again ``start``-ed, whose files are in ``folder``, which is ours.
+
+    show: called when a cell wants a file shown: number of the cell, the copy that was made of it, its name.
+    """
+
+    def __init__(self, folder: Path, show: Callable[[int, Path, str], None]) -> None:
+        self._folder = folder
+        self._show = show
+        self._loop = asyncio.get_running_loop()
+        self._libc = ctypes.CDLL(None)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.ended: Ended | None = None
+        """How the last shell has ended."""
+        self._run = 0
+        self._done: asyncio.Future[int] | None = None
+        self._line = b""
+        self._answer = bytearray()
+        self._pumps: set[Pump] = set()
+        self._pipes: tuple[Pump, ...] = ()
+        for name, text in scripts.files(str(folder)).items():
+            (folder / name).write_text(text)
+        self._control = self._open("control", self._hear)
+        self._answers = self._open("answer", self._gather)
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a shell."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """Of the shell, which leads a session and a process group of that number. 0: there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Have a new shell, ready. Raises OSError, or Ended if it does not stay."""
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        path = shutil.which("bash")
+        if path is None:
+            raise FileNotFoundError("there is no bash")
+        self._process = subprocess.Popen(  # noqa: ASYNC220 - it forks, and waits for nothing
+            [path, "--norc", "--noprofile", "--noediting", "-i"],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=self._in_child,  # noqa: PLW1509 - there are no threads
+        )
+        await self.source("init")
+
+    async def source(self, name: str, *arguments: str) -> tuple[int, bytes]:
+        """Have the shell source a file of ours; return its status and what it wrote to stdout. Raises Ended."""
+        words = " ".join([str(self._folder / name), *arguments])
+        return await self._lines(f"\\builtin . {words} </dev/null >{self._folder}/answer 2>/dev/null\n")
+
+    async def ask(self, script: bytes | str) -> tuple[int, bytes]:
+        """Have the shell source ``script``; as ``source``."""
+        (self._folder / "ask").write_bytes(script.encode() if isinstance(script, str) else script)
+        return await self.source("ask")
+
+    async def run(
+        self,
+        number: int,
+        script: bytes,
+        write: Callable[[int, bytes], None],
+        *,
+        status: int = 0,
+        stdin: bytes | None = None,
+    ) -> int:
+        """Have the shell source ``script`` as the cell of that number; return its status.
+
+        write: takes what it writes, stream 1 or 2 and bytes, also after its end. status: what it finds in ``$?``. stdin: what
+        it can read. Raises Ended.
+        """
+        folder, cell = self._folder, self._folder / f"cell-{number}"
+        source = [cell]
+        cell.write_bytes(script)
+        if stdin is not None:
+            source.append(folder / f"in-{number}")
+            source[1].write_bytes(stdin)
+        pipes = [folder / f"out-{number}", folder / f"err-{number}"]
+        pumps = []
+        try:
+            for stream, pipe in enumerate(pipes, 1):
+                pumps.append(self._pump(pipe, lambda data, stream=stream: write(stream, data)))  # type: ignore[misc]
+            self._pipes = tuple(pumps)
+            before = f"\\builtin . {folder}/status {status} >/dev/null\n" if status else ""
+            redirected = f"<{source[1] if stdin is not None else '/dev/null'} >{pipes[0]} 2>{pipes[1]}"
+            ended, _ = await self._lines(f"{before}\\builtin . {cell} {redirected}\n")
+            return ended
+        finally:
+            self._pipes = ()
+            for pump in pumps:
+                pump.drain()
+            for path in (*source, *pipes):
+                path.unlink(missing_ok=True)
+
+    def interrupt(self) -> None:
+        """SIGINT for what runs, and a new chance to say that it is done, as the first may have been interrupted too."""
+        self.signal(signal.SIGINT)
+        self._send(self._post())
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the shell and all of its process group."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def signal_alone(self, number: int) -> None:
+        """Send a signal to the shell itself."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        """End it with its process group, and let go of everything. May be called twice."""
+        self.signal(signal.SIGKILL)
+        for pump in [*self._pumps, self._control, self._answers]:
+            pump.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _in_child(self) -> None:
+        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    async def _lines(self, lines: str) -> tuple[int, bytes]:
+        if self._process is None:
+            raise Ended(0, b"")
+        self._run += 1
+        self._answer.clear()
+        self._done = self._loop.create_future()
+        try:
+            self._send(lines + self._post())
+            status = await self._done
+            self._answers.drain()
+            return status, bytes(self._answer)
+        finally:
+            self._done = None
+            self._answer.clear()
+
+    def _post(self) -> str:
+        return f'\\builtin . {self._folder}/post "$?" {self._run}\n'
+
+    def _send(self, lines: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has just ended
+                os.write(self._process.stdin.fileno(), lines.encode())
+
+    def _pump(self, path: Path, receive: Callable[[bytes], None]) -> Pump:
+        """Make a named pipe and read it to its end."""
+        os.mkfifo(path, 0o600)
+        pump = Pump(
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), receive, lambda: self._pumps.discard(pump)
+        )
+        self._pumps.add(pump)
+        return pump
+
+    def _open(self, name: str, receive: Callable[[bytes], None]) -> Pump:
+        """Make a named pipe that has no end."""
+        os.mkfifo(self._folder / name, 0o600)
+        return Pump(os.open(self._folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), receive)
+
+    def _gather(self, data: bytes) -> None:
+        if len(self._answer) < _MOST_ANSWER:
+            self._answer += data
+
+    def _hear(self, data: bytes) -> None:
+        """Take the lines that the shell's files write: ``done RUN STATUS`` and ``show CELL COPY NAME``. Others are nothing."""
+        *lines, self._line = (self._line + data).split(b"\n")
+        self._line = self._line[-_MOST_LINE:]
+        for line in lines:
+            match line.split(b" ", 3):
+                case [b"done", run, status] if run.isdigit() and int(run) == self._run and status.isdigit():
+                    if self._done is not None and not self._done.done():
+                        self._done.set_result(int(status) & 0xFF)
+                case [b"show", number, copy, name] if (
+                    number.isdigit() and copy.startswith(b"show-") and b"/" not in copy
+                ):
+                    self._show(int(number), self._folder / os.fsdecode(copy), name.decode("utf-8", "replace"))
+
+    def _reap(self) -> None:
+        if self._process is None or self._process.poll() is None:
+            return
+        status, process = self._process.returncode, self._process
+        self._process = None
+        if process.stdin is not None:
+            process.stdin.close()
+        for pump in (self._control, self._answers, *self._pipes):
+            pump.drain()
+        self.ended = Ended(status, bytes(self._answer))
+        self._answer.clear()
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(self.ended)
