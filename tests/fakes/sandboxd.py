@@ -1,7 +1,8 @@
 """A scripted sandboxd: dials as the real one does, and then does what a test wants, hostile things first of all.
 
 ``Sandboxd()`` is a boot for ``FakeBackend``. It answers each execution by ``script[code]``, or by printing its code. Kernels
-are names in a set: ``new`` the first time, ``kept`` after. What a script may do is in ``Peer``.
+are names in a set: ``new`` the first time, ``kept`` after. What a script may do is in ``Peer``. With ``redials`` set it
+outlives its service as the real one does: what runs goes on, and the next link hears of it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from sandboxd.protocol import (
     LINK_SOCKET,
     MAX_FRAME_TO_SANDBOX,
     VERSION,
+    Alive,
     Cancel,
     Execute,
     Finished,
     FromSandbox,
     Hello,
     KernelStopped,
+    Known,
     Outcome,
+    Preparing,
+    Refused,
+    Settled,
+    Started,
     StopKernel,
     decode_to_sandbox,
     encode,
@@ -31,7 +38,7 @@ from interpreter.backends.base import SandboxSpec
 
 
 class Peer:
-    """The sandbox's end of one link."""
+    """The sandbox's end of its link. unsettled: the answers so far, by id. running: what has none, True while it prepares."""
 
     def __init__(self, spec: SandboxSpec, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.spec = spec
@@ -41,9 +48,52 @@ class Peer:
         self.told: dict[str, str] = {}
         self.cancelled: dict[str, asyncio.Event] = {}
         self.ids: list[str] = []
+        self.running: dict[str, bool] = {}
+        self.unsettled: dict[str, Finished | Refused] = {}
+        self.unwanted: set[str] = set()
 
     def send(self, message: FromSandbox) -> None:
-        self.writer.write(encode(message))
+        match message:
+            case Finished() | Refused():
+                self.running.pop(message.id, None)
+                if message.id in self.unwanted:
+                    return
+                self.unsettled[message.id] = message
+            case Preparing() | Started():
+                self.running[message.id] = isinstance(message, Preparing)
+        self._write(message)
+
+    def greet(self) -> None:
+        """Say hello, and again what is not settled."""
+        known = [Known(name, "running", preparing) for name, preparing in self.running.items()]
+        known += [Known(name, "finished") for name in self.unsettled]
+        languages = ["python"], ["python", "bash", "node"]
+        self._write(Hello(VERSION, *languages, known=known, alive=[Alive(*name) for name in sorted(self.kernels)]))
+        for answer in self.unsettled.values():
+            self._write(answer)
+
+    def settle(self, ids: list[str]) -> None:
+        for name in ids:
+            self.unsettled.pop(name, None)
+            if name in self.running:
+                self.unwanted.add(name)
+
+    async def dial(self) -> None:
+        """Be linked to the next service, however long it takes."""
+        while True:
+            with contextlib.suppress(OSError):
+                self.reader, self.writer = await asyncio.open_unix_connection(str(self.spec.link_dir / LINK_SOCKET))
+                return
+            await asyncio.sleep(0.005)
+
+    async def hang_up(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+    def _write(self, message: FromSandbox) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(encode(message))
 
     def raw(self, data: bytes) -> None:
         self.writer.write(data)
@@ -54,6 +104,7 @@ class Peer:
 
     def begin(self, message: Execute) -> None:
         self.cancelled[message.id] = asyncio.Event()
+        self.running[message.id] = False
         self.ids.append(message.id)
         if message.stateful:
             name = (message.language, message.context)
@@ -78,7 +129,8 @@ async def until_cancelled(peer: Peer, message: Execute) -> None:
 
 class Sandboxd:
     """See the module. began: executions that arrived, by their code, in order. frozen: it
-    says hello and never reads. stops_in_part: something of each kernel is left when it is stopped."""
+    says hello and never reads. stops_in_part: something of each kernel is left when it is stopped.
+    redials: the end of a link ends nothing; the next service is dialled."""
 
     def __init__(self) -> None:
         self.script: dict[str, Script] = {}
@@ -87,6 +139,7 @@ class Sandboxd:
         self.hello: Callable[[Peer], Awaitable[None]] = self._hello
         self.frozen = False
         self.stops_in_part = False
+        self.redials = False
         self.arrived = asyncio.Event()
 
     async def wait_for(self, code: str, times: int = 1) -> None:
@@ -99,30 +152,44 @@ class Sandboxd:
         peer = Peer(spec, reader, writer)
         self.peers.append(peer)
         try:
-            await self.hello(peer)
-            if self.frozen:
-                await asyncio.Event().wait()
             async with asyncio.TaskGroup() as group:
-                while (body := await read_frame(reader, limit=MAX_FRAME_TO_SANDBOX)) is not None:
-                    self._take(group, peer, decode_to_sandbox(body))
+                await self._serve(group, peer)
+                while self.redials:
+                    await peer.hang_up()
+                    await peer.dial()
+                    await self._serve(group, peer)
                 raise _Ended
         except* (_Ended, OSError):
             pass
         finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            await peer.hang_up()
         return 0
+
+    async def _serve(self, group: asyncio.TaskGroup, peer: Peer) -> None:
+        """Do what the service says, until the link has ended."""
+        await self.hello(peer)
+        if self.frozen:
+            await asyncio.Event().wait()
+        with contextlib.suppress(OSError):
+            while (body := await read_frame(peer.reader, limit=MAX_FRAME_TO_SANDBOX)) is not None:
+                self._take(group, peer, decode_to_sandbox(body))
 
     def _take(self, group: asyncio.TaskGroup, peer: Peer, message: object) -> None:
         match message:
+            case Execute() if message.id in peer.unsettled:
+                peer.send(peer.unsettled[message.id])
+            case Execute() if message.id in peer.running:
+                pass
             case Execute():
                 peer.begin(message)
                 self.began.append(message.code)
                 self.arrived.set()
                 group.create_task(self.script.get(message.code, _echo)(peer, message))
             case Cancel():
-                peer.cancelled[message.id].set()
+                if message.id in peer.cancelled:
+                    peer.cancelled[message.id].set()
+            case Settled():
+                peer.settle(message.ids)
             case StopKernel():
                 name = (message.language, message.context)
                 existed = name in peer.kernels
@@ -133,7 +200,7 @@ class Sandboxd:
                 peer.send(KernelStopped(request=message.request, existed=existed, sandbox_unsafe=unsafe))
 
     async def _hello(self, peer: Peer) -> None:
-        peer.send(Hello(version=VERSION, kernels=["python"], stateless=["python", "bash", "node"]))
+        peer.greet()
 
 
 class _Ended(Exception):
