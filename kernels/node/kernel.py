@@ -14,8 +14,14 @@ try:
 finally:
     del sys.path[:2]
 
+
+def run(connection_file: str) -> int:
+    """Be the kernel of ``connection_file``; return the process's exit code once it has been shut down."""
+    return serve(connection_file, Node)
+
+
 if __name__ == "__main__":
     sys.path[0] = ""  # of the user: the folder of this file is nothing to import from
     if len(sys.argv) != 3 or sys.argv[1] != "-f":
         sys.exit("usage: kernel.py -f CONNECTION_FILE")
-    sys.exit(serve(sys.argv[2], Node))
+    sys.exit(run(sys.argv[2]))
