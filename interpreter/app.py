@@ -189,6 +189,19 @@ async def serve(
         await server.at_rest(within_s=ANSWERS_S)
 
 
+async def remove_all(settings: Settings) -> int:
+    """Remove the sandboxes that an earlier service left, where none runs now; return how many. Raises StartError."""
+    try:
+        service = Interpreter(service_config(settings), _choice(settings, None).backend)
+        try:
+            await service.start()
+            return service.sandboxes()
+        finally:
+            await finish(service.aclose(), within_s=CLOSE_S)
+    except (BackendError, DataRootError) as error:
+        raise StartError(str(error)) from error
+
+
 async def _until_drained(service: Interpreter, api: Api, stop: Stop, say: Say) -> None:
     """Serve until ``stop`` says so, then let what runs end, unless it says now."""
     await stop.gently.wait()

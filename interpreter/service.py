@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from sandboxd.protocol import OutputLimits
 
-from interpreter.backends.base import Backend, BackendError, Limits
+from interpreter.backends.base import Backend, Limits
 from interpreter.errors import ExecutionNotFound, KernelNotFound, ServiceError, ShuttingDown, TooManyExecutions
 from interpreter.executions.execution import Execution
 from interpreter.executions.kernel_stops import KernelStops
@@ -28,6 +28,7 @@ from interpreter.executions.recorder import Recorder
 from interpreter.executions.run import RunConfig
 from interpreter.executions.runner import Runner
 from interpreter.executions.store import Store
+from interpreter.health import Health
 from interpreter.keys import KernelKey, Key, check_name
 from interpreter.link.connection import LinkLimits
 from interpreter.records import RecordsError
@@ -47,8 +48,6 @@ _T = TypeVar("_T")
 REMOVE_S = 600.0
 """For removing the data of a scope, which may be millions of files."""
 CLOSE_S = 10.0
-HEALTH_S = 5.0
-HEALTH_KEPT_S = 2.0
 KERNEL_STOP_S = 5.0
 """For a kernel's end beyond the grace, before its sandbox is ended instead."""
 
@@ -131,10 +130,8 @@ class Interpreter:
         """How many sandboxes go on without this service."""
         self._tasks = Tasks()
         self._draining = False
-        self._asking = asyncio.Lock()
         self._sweeping = asyncio.Lock()
-        self._health_until = 0.0
-        self._trouble: str | None = None
+        self._health = Health(backend, clock=clock)
 
     async def start(self) -> list[str]:
         """Lock the data root, check the backend, take over what an earlier service left or remove it, begin reaping; return
@@ -257,6 +254,10 @@ class Interpreter:
         running = {row.key.scope for row in self._table.rows()}
         return [{"scope": scope} for scope in sorted(running.union(kept))]
 
+    def sandboxes(self) -> int:
+        """Return how many sandboxes there are."""
+        return len(self._table.rows())
+
     def sessions(self, scope: str) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes/{scope}/sessions``: the sandboxes of ``scope``."""
         check_name("scope", scope)
@@ -315,32 +316,8 @@ class Interpreter:
         return await self._shielded(self._remove(keys, purge=purge, force=force, scope=scope), "remove scope")
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not.
-
-        The backend is asked every ``HEALTH_KEPT_S`` seconds at most, however many ask here: nobody needs a key for that.
-        """
-        async with self._asking:
-            if self._clock() >= self._health_until:
-                self._trouble = await self._ask_backend()
-                self._health_until = self._clock() + HEALTH_KEPT_S
-        about: dict[str, Any] = {"status": "ok", "runtime": self._backend.name}
-        if self._trouble is not None:
-            return False, {**about, "status": "unavailable", "message": self._trouble}
-        return True, about
-
-    async def _ask_backend(self) -> str | None:
-        """Return what keeps sandboxes from being served, in a sentence."""
-        try:
-            async with asyncio.timeout(HEALTH_S):
-                await self._backend.check()
-        except BackendError as error:
-            return str(error)
-        except TimeoutError:
-            return "The runtime does not answer."
-        except Exception as error:
-            log.error("the runtime could not be asked", exc_info=error)
-            return "The runtime could not be asked, for a fault of ours; the log of the service has it."
-        return None
+        """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not."""
+        return await self._health.ask()
 
     async def _remove(self, keys: list[Key], *, purge: bool, force: bool, scope: str | None = None) -> dict[str, Any]:
         """Remove sandboxes. Decided before the first wait: who comes later gets a fresh sandbox, after the purge."""

@@ -32,16 +32,27 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.settings": {"interpreter.listen"},
     "interpreter.languages": set(),
     "interpreter.wire": set(),
+    "interpreter.records": {"interpreter.errors"},
+    "interpreter.health": {"interpreter.backends.base"},
+    "interpreter.recovery": {
+        "interpreter.backends.base",
+        "interpreter.executions",
+        "interpreter.records",
+        "interpreter.sandboxes",
+        "interpreter.scopes",
+    }
+    | LEAVES,
     "interpreter.client": {"interpreter.wire", "interpreter.languages"},
     "interpreter.backends": {"sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
     "interpreter.backends.base": set(),
     "interpreter.executions.jsontext": set(),
     "interpreter.executions.model": {"sandboxd.protocol", "interpreter.executions.jsontext"} | LEAVES,  # pure
     "interpreter.link": {"sandboxd.protocol"} | LEAVES,
-    "interpreter.scopes": {"interpreter.backends.base"} | LEAVES,
+    "interpreter.scopes": {"interpreter.backends.base", "interpreter.records"} | LEAVES,
     "interpreter.sandboxes": {
         "interpreter.executions.model",
         "interpreter.link",
+        "interpreter.records",
         "interpreter.scopes",
         "interpreter.backends.base",
         "sandboxd.protocol",
@@ -52,6 +63,7 @@ ARROWS: dict[str, set[str]] = {
         "interpreter.executions.jsontext",
         "interpreter.executions.model",
         "interpreter.link",
+        "interpreter.records",
         "interpreter.backends.base",
         "sandboxd.protocol",
     }

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         help="start the service",
         description="Start the service, set by SANDBOX_* variables (`cellbox config` lists them). SIGTERM lets running "
-        "calls end first; SIGINT (Ctrl-C) ends all at once.",
+        "calls end first and leaves sandboxes to the next service; SIGINT (Ctrl-C) ends all at once.",
         allow_abbrev=False,
     )
     config = commands.add_parser(
@@ -77,10 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     stop = commands.add_parser(
         "stop",
         help="stop the service of this data root",
-        description="Stop the service that uses SANDBOX_DATA_ROOT and wait until it has ended.",
+        description="Stop the service that uses SANDBOX_DATA_ROOT and wait until it has ended. Running calls end first; "
+        "sandboxes are left to the next service on that data root, and end by themselves if none comes.",
         allow_abbrev=False,
     )
     stop.add_argument(
-        "--all", action="store_true", help="at once, with all its sandboxes, instead of letting calls end"
+        "--all",
+        action="store_true",
+        help="at once, with all sandboxes; where no service runs, remove those that the last one left",
     )
     return parser

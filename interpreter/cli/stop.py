@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import fcntl
 import os
 import select
@@ -10,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from interpreter import settings
+from interpreter import app, settings
 from interpreter.cli import FAILED, OK, WRONG
 
 MARGIN_S = 40.0
@@ -26,6 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
         return WRONG
     process = _service(found.data_root)
     if process is None:
+        if arguments.all and (found.data_root / ".lock").exists():
+            return _remove_all(found)
         print(f"No service uses the data root {found.data_root}.", file=sys.stderr)
         return FAILED
     try:
@@ -40,6 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
         print("The service has not ended yet; it was asked to.", file=sys.stderr)
         return FAILED
     print("stopped")
+    return OK
+
+
+def _remove_all(found: settings.Settings) -> int:
+    """Remove the sandboxes that a service has left."""
+    try:
+        removed = asyncio.run(app.remove_all(found))
+    except app.StartError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    print(f"no service was running; {removed} sandboxes removed")
     return OK
 
 

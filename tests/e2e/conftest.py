@@ -63,6 +63,17 @@ class Cellbox:
         self.process.send_signal(number)
         assert self.process.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 0), self.log
 
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run ``cellbox`` with the settings of the service."""
+        return subprocess.run(
+            [sys.executable, "-m", "interpreter", *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
     @property
     def log(self) -> str:
         return self._log.read_text()

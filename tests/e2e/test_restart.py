@@ -287,3 +287,17 @@ def test_a_damaged_state_file_is_set_aside(serve: Serve, scope: str) -> None:
     assert cellbox.client.get(f"/v1/scopes/{scope}/sessions").json() == {"sessions": []}
     found = cellbox.cell("1", scope=scope)
     assert (found["state"], found["generation"]) == ("new", 1)
+
+
+def test_stop_all_removes_what_a_stopped_service_left(serve: Serve, scope: str) -> None:
+    cellbox = serve()
+    for session in ("a", "b"):
+        cellbox.cell("1", scope=scope, session=session)
+    cellbox.end(signal.SIGTERM)
+    assert cellbox.processes(scope)
+    done = cellbox.command("stop", "--all")
+    assert (done.returncode, done.stdout) == (0, "no service was running; 2 sandboxes removed\n"), done.stderr
+    assert not cellbox.processes()
+    assert not list((cellbox.root / ".run").iterdir())
+    assert cellbox.command("stop").returncode == 1
+    cellbox.start()
