@@ -22,6 +22,7 @@ LEAVES = {
     "interpreter.languages",
     "interpreter.tasks",
     "interpreter.listen",
+    "interpreter.shortage",
     "interpreter",
 }
 ARROWS: dict[str, set[str]] = {
@@ -29,6 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.keys": {"interpreter.errors"},
     "interpreter.tasks": set(),
     "interpreter.listen": set(),
+    "interpreter.shortage": set(),
     "interpreter.settings": {"interpreter.listen"},
     "interpreter.languages": set(),
     "interpreter.wire": set(),

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from sandboxd.protocol import KernelGone, ProtocolError, Reason
 
+from interpreter import shortage
 from interpreter.backends.base import (
     Backend,
     BackendError,
@@ -256,7 +257,8 @@ class Manager:
         except (LinkError, ProtocolError) as error:
             raise SandboxStartFailed("The sandbox started and did not work.", retry_after_s=1.0) from error
         except OSError as error:
-            raise SandboxStartFailed("The sandbox's directories could not be made.", retry_after_s=5.0) from error
+            cause = shortage.told(error.errno) or "the log of the service has the reason"
+            raise SandboxStartFailed(f"The sandbox could not be started: {cause}.", retry_after_s=5.0) from error
 
     async def _adopt(self, live: Live) -> None:
         """Take the link of a sandbox that an earlier service started. Raises SandboxStartFailed."""

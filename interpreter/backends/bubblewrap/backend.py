@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 from sandboxd import protocol
 
+from interpreter import shortage
 from interpreter.backends import environment as environments
 from interpreter.backends.base import (
     Backend,
@@ -37,7 +38,7 @@ from interpreter.backends.boot import command, encode_config, environment_of_boo
 from interpreter.backends.tenant_environment import tenant_environment
 from interpreter.tasks import Tasks, finish
 
-from . import argv, cgroups, host, leftovers
+from . import argv, cgroups, failure, host, leftovers
 from .sandbox import BubblewrapSandbox, EndedSandbox
 
 log = logging.getLogger(__name__)
@@ -96,10 +97,8 @@ class BubblewrapBackend(Backend):
             await self._check()
         except (OSError, subprocess.SubprocessError) as error:
             log.error("sandboxes cannot be tried", exc_info=error)
-            raise BackendUnavailable(
-                "the host did not let bubblewrap be tried: it may be out of processes, memory, descriptors or disk; the log"
-                " of the service has the reason"
-            ) from error
+            cause = shortage.told(getattr(error, "errno", None)) or "the log of the service has the reason"
+            raise BackendUnavailable(f"the host did not let bubblewrap be tried: {cause}") from error
         return list(self._warnings())
 
     async def _check(self) -> None:
@@ -112,10 +111,7 @@ class BubblewrapBackend(Backend):
         found = await asyncio.to_thread(cgroups.detect)
         # Asked again while the service runs: limits that were there once are never done without.
         if found is None and (self._is_root or self._cgroups is not None):
-            raise BackendUnavailable(
-                "no cgroups to limit sandboxes with: the memory, pids and cpu controllers must be writable (in a"
-                " container, mount /sys/fs/cgroup writable; with systemd, set Delegate=yes)"
-            )
+            raise BackendUnavailable(failure.NO_CGROUPS)
         self._cgroups = found
         self._run.mkdir(mode=0o755, parents=True, exist_ok=True)
         await asyncio.to_thread(self._prepare)
@@ -152,7 +148,8 @@ class BubblewrapBackend(Backend):
             for _, pidfd in alive:
                 os.close(pidfd)
             if isinstance(error, OSError):
-                raise BackendUnavailable(_NO_ROOM) from error
+                cause = shortage.told(error.errno) or "the log of the service has the reason"
+                raise BackendUnavailable(f"what an earlier service left could not be looked for: {cause}") from error
             raise
         return [*(self._adopt(state, pidfd) for state, pidfd in alive), *(EndedSandbox(*each) for each in ended)]
 
@@ -180,12 +177,12 @@ class BubblewrapBackend(Backend):
         try:
             process = self._supervisor(wanted)
         except OSError as error:
-            raise BackendError(_NO_ROOM) from error
+            raise failure.of_error(error) from error
         try:
             supervisor = os.pidfd_open(process.pid)
         except OSError as error:
             await finish(asyncio.to_thread(_end, process), within_s=2 * _START_S)
-            raise BackendError(_NO_ROOM) from error
+            raise failure.of_error(error) from error
         process.returncode = (
             0  # It is held by its pidfd from now on; else the object warns, when it goes, that it goes on.
         )
@@ -194,10 +191,10 @@ class BubblewrapBackend(Backend):
         self._sandboxes.add(sandbox)
         try:
             await asyncio.wait([sandbox.started], timeout=_START_S)
-            report = sandbox.started.result() if sandbox.started.done() else {"failed": "no answer in time"}
-            if "started" not in report:
+            report = sandbox.started.result() if sandbox.started.done() else None
+            if not report or "started" not in report:
                 log.error("a sandbox could not be started", extra={"sandbox": spec.id, "report": repr(report)[:4000]})
-                raise BackendError("the sandbox could not be started")
+                raise failure.of_report(report)
         except BaseException:
             await finish(sandbox.stop(), within_s=_START_S)
             raise
@@ -317,6 +314,10 @@ class BubblewrapBackend(Backend):
                         end = await sandbox.wait()
                 finally:
                     await sandbox.stop()
+            except failure.HostIsShort as error:
+                raise BackendUnavailable(str(error)) from error
+            except BackendUnavailable:
+                raise
             except (BackendError, TimeoutError) as error:
                 raise BackendUnavailable(_PROBE_FAILED) from error
             if end.status != 0:
@@ -341,7 +342,6 @@ class BubblewrapBackend(Backend):
         return found
 
 
-_NO_ROOM = "the sandbox could not be started: the host is out of processes, memory or descriptors"
 _PROBE_FAILED = (
     "bubblewrap cannot make sandboxes here: unprivileged user namespaces are probably switched off. See the log for"
     " what it said; check /proc/sys/user/max_user_namespaces, kernel.unprivileged_userns_clone and"

@@ -3,8 +3,9 @@
 A program of its own (``python -I -S``, with this folder on its path). Standard input: a marshalled dict, made by
 ``backend.py`` (marshal, since importing json costs every start 10 ms and every sandbox a megabyte). It answers on
 standard output with a line, the repr of a dict: ``{"started": pid of the namespace's first process}`` or
-``{"failed": sentence, "said": bytes}``; and at the end with ``{"ended": status, "oom_kills": n, "said": bytes}``. The end
-also stands in a file, ``<id>.ended``, for a service that was not there to be told; who has read it removes it.
+``{"failed": text, "errno": number or None, "step": where, "said": bytes}``; and at the end with
+``{"ended": status, "oom_kills": n, "said": bytes}``. The end also stands in a file, ``<id>.ended``, for a service that was
+not there to be told; who has read it removes it.
 
 Promises: SIGTERM ends the sandbox whatever its processes do; so does the end of the service, once the lock of the data
 root has not been held for the idle time; a failed start leaves nothing. A service that dies while it starts a sandbox
@@ -63,7 +64,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Failed(Exception):
-    """The sandbox cannot be started. The text is a sentence."""
+    """The sandbox cannot be started. The text is a sentence, the number that of the system where it is known."""
+
+    def __init__(self, text: str, errno: int | None = None) -> None:
+        super().__init__(text)
+        self.errno = errno
 
 
 def main() -> None:
@@ -79,26 +84,27 @@ def main() -> None:
     os.set_blocking(said, False)
     os.set_blocking(said_by_child, False)  # nobody reads before the end: what does not fit is lost, never waited for
     monitor = 0
+    step = "state"
     try:
         _write_state(spec, groups, None)
         if os.getppid() != spec["service"]:
             raise Failed("the service ended")
+        step = "fork"
         child = _fork(spec, said_by_child)
         monitor = child.pid
+        step = "cgroups"
         _make_groups(spec["groups"], enter=monitor)
+        step = "namespaces"
         first = child.first()
         os.close(said_by_child)
         first_fd = os.pidfd_open(first)
         if ending.parent(first) != monitor:
             raise Failed("the sandbox ended while it started")
+        step = "state"
         _write_state(spec, groups, first)
     except (Failed, OSError) as error:
-        if monitor:
-            os.kill(monitor, SIGKILL)
-        if ending.end_groups(groups, within_s=_END_WITHIN_S):
-            _remove(spec["state"])
-        _reap_others()
-        _report({"failed": f"{error}", "said": _read(said)})
+        _undo(spec["state"], groups, monitor)
+        _report({"failed": f"{error}", "errno": error.errno, "step": step, "said": _read(said)})
         sys.exit(1)
     _report({"started": first})
     status = _watch(monitor, spec["lock"], spec["idle_s"])
@@ -116,6 +122,15 @@ def main() -> None:
     if gone:
         _remove(spec["state"])
     _report(end)
+
+
+def _undo(state: str, groups: list[str], monitor: int) -> None:
+    """Leave nothing of a start that failed. monitor: 0 if there is none yet."""
+    if monitor:
+        os.kill(monitor, SIGKILL)
+    if ending.end_groups(groups, within_s=_END_WITHIN_S):
+        _remove(state)
+    _reap_others()
 
 
 def _watch(monitor: int, lock: str, idle_s: float) -> int | None:
@@ -277,7 +292,8 @@ class _Child:
             os.close(descriptor)
         digits = text.partition(b'"child-pid": ')[2].partition(b"\n")[0].strip(b", }")
         if failed or not digits.isdigit():
-            raise Failed(failed.decode(errors="replace") or "bubblewrap could not make the sandbox")
+            number, _, why = failed.decode(errors="replace").partition(" ")
+            raise Failed(why or "bubblewrap could not make the sandbox", int(number or 0) or None)
         return int(digits)
 
 
@@ -296,7 +312,7 @@ def _fork(spec: dict[str, Any], said: int) -> _Child:
             descriptors = {spec["seccomp_fd"]: filter_fd, spec["info_fd"]: info_by_child, 1: said, 2: said}
             _become_bwrap(spec, us, go_by_child, descriptors)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the parent must hear of it
-            os.write(failure_by_child, f"{error!r}"[:900].encode())
+            os.write(failure_by_child, f"{getattr(error, 'errno', None) or 0} {error!r}"[:900].encode())
         finally:
             os._exit(127)
     for descriptor in (go_by_child, failure_by_child, info_by_child, filter_fd):
