@@ -4,6 +4,8 @@ The state of a shell, as ``save`` writes it, is a script that makes it again: op
 the directory, the umask, the positional parameters. Before it stands what the kernel wants to know. What a script cannot make
 again is lost with a shell: jobs, open descriptors, limits. An ``exit`` inside a function saves its locals as if they were global.
 
+``PROMPT_COMMAND`` is no state: nobody is prompted, and what it reads would be our lines.
+
 A user's trap on EXIT is kept in the variable ``__cellbox_exit``, since the shell's own one saves the state.
 """
 
@@ -45,10 +47,11 @@ display() {
 }
 """
 
-_ARM = r"""\builtin trap -- '\builtin . FOLDER/exit "$?"' EXIT"""
+_ARM = r"""\builtin trap -- '\builtin . FOLDER/exit' EXIT"""
 
 _POST = r"""
 \builtin set +e
+\builtin unset -v PROMPT_COMMAND
 \builtin printf 'done %s %s\n' "$2" "$1" >FOLDER/control
 """
 
@@ -182,7 +185,7 @@ def revived(saved: bytes, *, forced: bool) -> bytes:
     """Return a script for a new shell. forced: the old one would not hear, and what may have been the cause is left out."""
     parts = [saved, b"\\builtin set +e\n"]
     if forced:
-        parts.append(b"\\builtin trap - INT\n\\builtin unset -v PROMPT_COMMAND TMOUT\n")
+        parts.append(b"\\builtin trap - INT\n\\builtin unset -v TMOUT\n")
     return b"".join(parts)
 
 

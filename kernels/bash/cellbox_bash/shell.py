@@ -142,9 +142,9 @@ class Shell:
                 path.unlink(missing_ok=True)
 
     def interrupt(self) -> None:
-        """SIGINT for what runs, and a new chance to say that it is done, as the first may have been interrupted too."""
+        """SIGINT for what runs, and new chances to say that it is done: the first may have been interrupted too, or read."""
         self.signal(signal.SIGINT)
-        self._send(self._post())
+        self._send(2 * self._post())
 
     def signal(self, number: int) -> None:
         """Send a signal to the shell and all of its process group."""

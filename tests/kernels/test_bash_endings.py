@@ -1,0 +1,172 @@
+"""How Bash cells are ended: interrupted, at their timeout, hung up; and what is left of the state then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+from sandboxd.protocol import Finished, Progress
+
+INTERRUPTED_AT_ONCE = {
+    "a sleep": "sleep 60",
+    "a flood to nowhere": "yes >/dev/null",
+    "a flood": "yes",
+    "a flood of its own": "while :; do echo xxxxxxxxxxxxxxxx; done",
+    "a loop": "while :; do :; done",
+    "a loop of sleeps": "while :; do sleep 0.01; done",
+    "a pipeline": "sleep 60 | cat | cat",
+    "a pipeline with a loop": "while :; do echo y; done | cat >/dev/null",
+    "a function": "f() { while true; do sleep 1; done; }; f",
+    "a substitution": "x2=$(sleep 60)",
+    "a subshell": "(sleep 60; sleep 60)",
+    "a wait": "sleep 60 & wait",
+    "a read": "mkfifo p; read y <>p",
+    "an arithmetic loop": "for ((;;)); do :; done",
+    "a program of python": "python3 -c 'import time; time.sleep(60)'",
+    "with a trap on errors": "trap 'echo err' ERR; sleep 60",
+}
+
+
+@pytest.fixture
+def bash(sandbox):
+    async def run(code, **options):
+        return await sandbox.run(code, language="bash", **options)
+
+    return run
+
+
+@pytest.mark.parametrize("code", INTERRUPTED_AT_ONCE.values(), ids=INTERRUPTED_AT_ONCE)
+async def test_timeout_interrupts_and_keeps_the_state(bash, code):
+    await bash("x=1; sleep 100 &")
+    began = time.monotonic()
+    outcome = await bash(f"y=2; echo before\n{code}", timeout_s=0.3, grace_s=4.0)
+    assert (outcome.status, outcome.exit_code, outcome.reason, outcome.kernel) == ("timeout", 124, None, "kept")
+    assert time.monotonic() - began < 2.0  # before the half of the grace, so by the interrupt alone
+    assert outcome.stdout.startswith("before\n")
+    following = await bash("echo $x $y; jobs | grep -c 'sleep 100'; kill %1")
+    assert (following.stdout, following.stderr) == ("1 2\n1\n", "")
+
+
+IGNORES_SIGINT = {
+    "a child": "bash -c 'trap \"\" INT; sleep 60; sleep 60'",
+    "a child in a session of its own": "setsid -w bash -c 'trap \"\" INT; sleep 60; sleep 60'",
+    "a child in a pipeline": "bash -c 'trap \"\" INT; sleep 60; sleep 60' | cat",
+    "a child that catches it": "python3 -c 'import signal, time\nsignal.signal(2, print)\nwhile True: time.sleep(60)'",
+}
+
+
+@pytest.mark.parametrize("code", IGNORES_SIGINT.values(), ids=IGNORES_SIGINT)
+async def test_children_that_ignore_the_interrupt_cost_no_state(bash, code):
+    await bash("x=1; sleep 100 &")
+    await asyncio.sleep(0.05)  # a clock tick, by which start times are told apart
+    outcome = await bash(f"y=2\n{code}", timeout_s=0.3, grace_s=1.5)
+    assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept")
+    following = await bash("echo $x $y; jobs | grep -c 'sleep 100'; kill %1")
+    assert following.stdout == "1 2\n1\n"
+
+
+SHELL_THAT_DOES_NOT_HEAR = {
+    "it ignores SIGINT": "trap '' INT; while :; do :; done",
+    "it catches SIGINT": "trap 'echo caught' INT; while :; do sleep 0.01; done",
+    "it ignores SIGINT with children": "trap '' INT; while :; do sleep 0.01; done",
+}
+
+
+@pytest.mark.parametrize("code", SHELL_THAT_DOES_NOT_HEAR.values(), ids=SHELL_THAT_DOES_NOT_HEAR)
+async def test_a_shell_that_does_not_hear_is_replaced_by_one_with_its_state(bash, code):
+    await bash("x=1; f() { echo f; }; cd /usr")
+    began = time.monotonic()
+    outcome = await bash(f"y=2\n{code}", timeout_s=0.3)
+    assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept")
+    assert time.monotonic() - began < 2.3
+    for _ in range(2):
+        assert (await bash("echo $x $y; f; pwd; trap -p INT")).stdout == "1 2\nf\n/usr\n"
+    again = await bash("sleep 60", timeout_s=0.2)
+    assert (again.status, again.kernel) == ("timeout", "kept")
+    await asyncio.sleep(1.2)  # sandboxd kills what the cell had started half a grace later
+    assert (await bash("echo $x")).stdout == "1\n"
+
+
+async def test_a_shell_that_cannot_even_be_hung_up_goes_on_as_before_the_cell(bash):
+    await bash("x=1")
+    outcome = await bash("x=2; trap '' INT HUP; while :; do :; done", timeout_s=0.3)
+    assert (outcome.status, outcome.kernel) == ("timeout", "kept")
+    assert "the state it had before" in outcome.stderr
+    assert (await bash("echo $x")).stdout == "1\n"
+
+
+async def test_an_interrupt_on_request(sandbox, bash):
+    await bash("x=1")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(sandbox.execute("echo on; sleep 60", language="bash", id="e"))
+        await sandbox.until_told(Progress)
+        assert sandbox.kernels.cancel("e")
+    finished = running.result()
+    assert isinstance(finished, Finished)
+    assert (finished.outcome.status, finished.outcome.exit_code) == ("interrupted", 130)
+    assert finished.outcome.error.name == "KeyboardInterrupt"
+    assert (await bash("echo $x $?")).stdout == "1 130\n"
+
+
+async def test_interrupts_at_any_moment_lose_nothing(sandbox, bash):
+    """Also while a cell begins, or has just ended."""
+    await bash("x=0")
+    for number in range(40):
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(sandbox.execute("x=$((x+0)); :", language="bash", id=f"e{number}"))
+            await asyncio.sleep(number * 0.0002)
+            sandbox.kernels.cancel(f"e{number}")
+        assert isinstance(running.result(), Finished)
+    assert (await bash("echo $x")).stdout == "0\n"
+
+
+async def test_a_shell_that_ends_between_cells_is_replaced_and_its_loss_is_said(bash):
+    await bash("x=1; sleep 100 &")
+    await bash("(sleep 0.05; kill -9 $$) &")
+    await asyncio.sleep(0.3)
+    outcome = await bash("echo $x; jobs")
+    assert (outcome.stdout, outcome.kernel) == ("1\n", "kept")
+    assert "jobs" in outcome.stderr
+    outcome = await bash("(sleep 0.05; kill -HUP $$) & y=2")
+    await asyncio.sleep(0.3)
+    assert (await bash("echo $x $y")).stdout == "1 2\n"
+
+
+async def test_a_shell_that_logs_itself_out_is_replaced(bash):
+    await bash("x=1; TMOUT=1")
+    await asyncio.sleep(1.3)
+    assert (await bash("echo $x $TMOUT; unset TMOUT")).stdout == "1 1\n"
+
+
+@pytest.mark.parametrize(
+    "code", ["PROMPT_COMMAND='read -r line'", "builtin() { :; }; alias builtin=false", "ulimit -n 4", "set -r"]
+)
+async def test_cells_that_break_the_shell_for_the_kernel_cost_one_timeout_at_most(bash, code):
+    await bash("x=1")
+    await bash(code, timeout_s=0.5)
+    await bash("true", timeout_s=0.5)
+    outcome = await bash("echo $x", timeout_s=5.0)
+    assert (outcome.stdout, outcome.status) == ("1\n", "ok")
+
+
+async def test_a_dead_kernel_is_told(sandbox, bash):
+    outcome = await bash("kill -9 $PPID; sleep 5")
+    assert (outcome.status, outcome.reason, outcome.exit_code, outcome.kernel) == ("died", "crash", 137, "lost")
+    assert (await bash("echo on")).kernel == "new"
+
+
+async def test_the_shell_dies_with_its_kernel(sandbox, bash):
+    """Even when it is busy and would not read the end of its pipe."""
+    outcome = await bash("trap '' INT TERM HUP; echo $$ >pid; kill -9 $PPID; while :; do :; done")
+    assert outcome.status == "died"
+    shell = (sandbox.workspace / "pid").read_text().strip()
+    assert shell.isdigit()
+    assert shell not in os.listdir("/proc")
+
+
+async def test_an_interrupt_with_set_e_costs_no_variables(bash):
+    await bash("x=1")
+    assert (await bash("set -e; y=2; sleep 60", timeout_s=0.3)).status == "timeout"
+    assert (await bash("echo $x $y")).stdout == "1 2\n"
