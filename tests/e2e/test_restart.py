@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import signal
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.conftest import Cellbox
 
@@ -100,6 +102,80 @@ def rounds(cellbox: Cellbox, scope: str, count: int) -> None:
 
 def test_kill_9_ten_times_in_a_row_loses_nothing(serve: Serve, scope: str) -> None:
     rounds(serve(), scope, 10)
+
+
+class Caller(threading.Thread):
+    """Calls in one session, one after the other, each repeated under its id until it is answered.
+
+    count: how many it made. wrong: what was not as it should be.
+    """
+
+    def __init__(self, cellbox: Cellbox, scope: str, session: str, over: threading.Event) -> None:
+        super().__init__()
+        self.session = session
+        self.count = 0
+        self.wrong: list[object] = []
+        self._body = {"scope": scope, "session": session, "language": "python"}
+        self._client = httpx.Client(base_url=cellbox.url, headers=dict(cellbox.client.headers), timeout=60)
+        self._over = over
+
+    def run(self) -> None:
+        with self._client:
+            while not (self._over.is_set() or self.wrong):
+                self.count += 1
+                code = f"ran = globals().get('ran', []); ran.append({self.count}); print(*ran)"
+                self._expect(" ".join(map(str, range(1, self.count + 1))), code, "", stateful=True)
+                self._expect(f"{self.count}", f"open('ran', 'a').write('{self.count}\\n'); print({self.count})", "s")
+
+    def _expect(self, printed: str, code: str, name: str, **fields: Any) -> None:
+        execution_id = f"{self.session}-{self.count}{name}"
+        answer = self._call({**self._body, "code": code, "execution_id": execution_id, **fields})
+        lives = 1 if fields else None
+        if (answer.get("status"), answer.get("stdout"), answer.get("generation")) != ("ok", printed + "\n", lives):
+            self.wrong.append(answer)
+
+    def _call(self, body: dict[str, Any]) -> dict[str, Any]:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                answer: dict[str, Any] = self._client.post("/v1/exec", json=body).json()
+                if not answer.get("retryable"):
+                    return answer
+            time.sleep(0.02)
+
+
+def storm(cellbox: Cellbox, scope: str, *, kills: int, seed: int) -> None:
+    """The service is killed at any moment while callers go on: each call has run exactly once, in its order."""
+    chance, over = random.Random(seed), threading.Event()
+    callers = [Caller(cellbox, scope, f"c{number}", over) for number in range(4)]
+    for caller in callers:
+        cellbox.cell("1", scope=scope, session=caller.session)
+        caller.start()
+    try:
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.0, 0.7))
+            cellbox.end(signal.SIGKILL)
+            cellbox.start()
+        time.sleep(0.5)
+    finally:
+        over.set()
+        for caller in callers:
+            caller.join()
+    for caller in callers:
+        assert not caller.wrong
+        ran = (cellbox.root / scope / "sessions" / caller.session / "ran").read_text().split()
+        assert ran == [str(number) for number in range(1, caller.count + 1)]
+    assert sum(caller.count for caller in callers) > kills
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_killed_at_any_moment_all_runs_exactly_once(serve: Serve, scope: str, seed: int) -> None:
+    storm(serve(), scope, kills=6, seed=seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10, 14))
+def test_killed_often_at_any_moment_all_runs_exactly_once(serve: Serve, scope: str, seed: int) -> None:
+    storm(serve(), scope, kills=30, seed=seed)
 
 
 def test_what_waits_runs_once_and_in_order(serve: Serve, scope: str) -> None:
