@@ -178,7 +178,8 @@ class Running:
         )
 
     def keep_late(self) -> None:
-        """The outcome is told: forget it, and from here on keep what comes late, and little of it."""
+        """The outcome is told: forget it and what was asked, and from here on keep what comes late, and little of it."""
+        self.message = msgspec.structs.replace(self.message, code="", env={}, stdin=None)
         self.reply = self._error = None
         self._results = Results(0)
         self.stdout = Capture(min(self.message.limits.text, _LATE))

@@ -42,6 +42,10 @@ _Key = tuple[str, str]
 _TRIES = 3
 """Starts of a kernel whose ports somebody else has taken."""
 
+_MOST_SPARES = 2
+"""Kernels that are made ahead of time for those that were lost. The service does not count them, so that code which loses one
+kernel after the other would have any number."""
+
 _NOT_RUN = Outcome("cancelled", 130, 0)
 
 
@@ -177,7 +181,9 @@ class Kernels:
             raise
         if finished.outcome.kernel == "lost":
             self._forget(key, kernel)
-            if finished.outcome.status in ("timeout", "interrupted") and not finished.sandbox_unsafe:
+            spares = len(self._spares) + sum(kernel.fresh for kernel in self._kernels.values())
+            interrupted = finished.outcome.status in ("timeout", "interrupted") and not finished.sandbox_unsafe
+            if interrupted and spares < _MOST_SPARES:
                 self._prepare_spare(key, spec)
         return finished
 

@@ -260,3 +260,13 @@ async def test_an_interrupt_after_the_end_does_nothing(sandbox):
     pid = int(await sandbox.value("os.getpid()"))
     os.kill(pid, signal.SIGINT)
     assert await sandbox.value("x") == "1"
+
+
+async def test_what_was_asked_is_not_held_once_it_is_answered(sandbox):
+    for number in range(3):
+        await sandbox.run(f"# {'x' * 100_000}", context=f"c{number}", env={"BIG": "y" * 10_000})
+    for kernel in sandbox.kernels._kernels.values():
+        assert [(running.message.code, running.message.env) for running in kernel._remembered.values()] == [("", {})]
+    for number in range(3):
+        await sandbox.kernels.stop(StopKernel("r", "python", f"c{number}"))
+    assert (sandbox.kernels._locks, sandbox.kernels._here, sandbox.kernels._cancelled) == ({}, {}, set())
