@@ -50,6 +50,8 @@ class Kernel:
         self._parents: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._number = 0
         self._count = 0
+        self._aborts = False
+        """Whether the executions that wait are not to be run, since the last one failed."""
         self._parent_pid = os.getppid()
         self._may_be_orphaned = os.environ.pop("JPY_PARENT_PID", None) == str(self._parent_pid)
         self._sockets: Sockets
@@ -118,6 +120,9 @@ class Kernel:
             await self._answer(request)
             if told:
                 self._status("idle", request)
+            if self._aborts:
+                self._aborts = False
+                self._abort_waiting()
 
     async def _answer(self, request: Request) -> None:
         try:
@@ -187,8 +192,7 @@ class Kernel:
         self.output.end(cell.number)
         content |= {"exit_code": ending.exit_code, "execution_count": cell.count, "published": self._sockets.published}
         self._sockets.reply("shell", request, content)
-        if ending.error is not None and request.content.get("stop_on_error", True):
-            self._abort_waiting()
+        self._aborts = ending.error is not None and bool(request.content.get("stop_on_error", True))
 
     def _cell(self, request: Request) -> Cell:
         """Return what ``request`` asks for; what is not as it should be counts as not there."""

@@ -200,7 +200,7 @@ class Bash(Language):
         self._status = status
         if not self._shell.alive:
             self._note_end()
-        if self._interrupts and (status == 128 + signal.SIGINT or self._forced):
+        if self._interrupts and (status or self._forced):
             self._status = 128 + signal.SIGINT
             return _INTERRUPTED
         return Ending(status, Error("ExitStatus", str(status))) if status else Ending()

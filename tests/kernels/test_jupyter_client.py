@@ -1,0 +1,250 @@
+"""Our kernels under a Jupyter client that knows nothing of us, started as kernelspecs are: from ``JUPYTER_PATH``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_core.utils import ensure_event_loop
+
+from tests.kernels.conftest import PYTHON, REPOSITORY
+
+PATIENCE_S = 20.0
+
+
+class Client:
+    """A client of one kernel."""
+
+    def __init__(self, language: str, folder: str) -> None:
+        specs = KernelSpecManager(kernel_dirs=[str(REPOSITORY / "kernels")], ensure_native_kernel=False)
+        self.manager = KernelManager(kernel_name=language, kernel_spec_manager=specs, transport="ipc")
+        self.manager.connection_file = f"{folder}/c.json"
+        self.manager.ip = f"{folder}/s"
+        path = f"{PYTHON.parent}:{os.defpath}"
+        self.manager.start_kernel(cwd=folder, env={"HOME": folder, "PATH": path, "LANG": "C.UTF-8", "TMPDIR": folder})
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE_S)
+        self.others: list[dict] = []
+        """Messages on iopub that were of another request than the one waited for."""
+
+    def begin(self, code: str, **options) -> str:
+        return self.client.execute(code, allow_stdin=False, **options)
+
+    def end(self, request: str) -> tuple[dict, list[tuple[str, dict]]]:
+        """The reply's content and the messages on iopub, up to idle."""
+        messages = []
+        while True:
+            message = self.client.get_iopub_msg(timeout=PATIENCE_S)
+            if message["parent_header"].get("msg_id") != request:
+                self.others.append(message)
+                continue
+            messages.append((message["msg_type"], message["content"]))
+            if message["content"].get("execution_state") == "idle":
+                return self.reply(request), messages
+
+    def reply(self, request: str) -> dict:
+        while True:
+            reply = self.client.get_shell_msg(timeout=PATIENCE_S)
+            if reply["parent_header"].get("msg_id") == request:
+                return reply["content"]
+
+    def run(self, code: str, **options) -> tuple[dict, str, str]:
+        """The reply's content, stdout and stderr."""
+        reply, messages = self.end(self.begin(code, **options))
+        text = {"stdout": "", "stderr": ""}
+        for kind, content in messages:
+            if kind == "stream":
+                text[content["name"]] += content["text"]
+        return reply, text["stdout"], text["stderr"]
+
+    def shut_down(self) -> None:
+        """Ask for it by message and wait until the process is gone."""
+        self.client.shutdown(reply=True, timeout=PATIENCE_S)
+        self.client.stop_channels()
+        while self.manager.is_alive():
+            time.sleep(0.01)
+
+    def until_written(self, request: str) -> None:
+        while True:
+            message = self.client.get_iopub_msg(timeout=PATIENCE_S)
+            if message["msg_type"] == "stream" and message["parent_header"]["msg_id"] == request:
+                return
+
+
+@contextlib.contextmanager
+def connected(language: str, folder: str) -> Iterator[Client]:
+    client = Client(language, folder)
+    try:
+        yield client
+    finally:
+        client.client.stop_channels()
+        client.manager.shutdown_kernel(now=True)
+        client.client.context.destroy(linger=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop_of_the_library() -> Iterator[None]:
+    """It makes one at the first use and keeps it."""
+    loop = ensure_event_loop()
+    yield
+    loop.close()
+
+
+@pytest.fixture
+def folder():
+    made = tempfile.mkdtemp(prefix="cb", dir="/tmp")  # short: ipc paths have 108 bytes
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def bash(folder):
+    if not PYTHON.exists():
+        pytest.skip("the sandboxes' environment is not installed: make install")
+    with connected("bash", folder) as client:
+        yield client
+
+
+def test_bash_runs_cells(bash):
+    reply, messages = bash.end(bash.begin("x=1; echo out; echo err >&2"))
+    assert (reply["status"], reply["execution_count"]) == ("ok", 1)
+    kinds = [content.get("execution_state", kind) for kind, content in messages]
+    assert (kinds[:2], sorted(kinds[2:-1]), kinds[-1]) == (["busy", "execute_input"], ["stream", "stream"], "idle")
+    reply, messages = bash.end(bash.begin("ls /none; (exit 4)"))
+    assert (reply["status"], reply["ename"], reply["evalue"]) == ("error", "ExitStatus", "4")
+    assert [content["evalue"] for kind, content in messages if kind == "error"] == ["4"]
+    reply, out, err = bash.run("exit 3")
+    assert (reply["evalue"], out, err) == ("3", "", "")
+    assert bash.run("echo $x $?")[1] == "1 3\n"
+
+
+def test_bash_tells_late_output_as_that_of_its_cell(bash):
+    request = bash.begin("(sleep 0.2; echo late) & echo now")
+    bash.end(request)
+    assert bash.run("sleep 0.5; echo second")[1] == "second\n"
+    (late,) = (message for message in bash.others if message["msg_type"] == "stream")
+    assert (late["parent_header"]["msg_id"], late["content"]) == (request, {"name": "stdout", "text": "late\n"})
+
+
+INTERRUPTED = [
+    "sleep 60",
+    "while :; do :; done",
+    "bash -c 'trap \"\" INT; sleep 60; sleep 60'",
+    "trap '' INT; while :; do :; done",
+]
+
+
+@pytest.mark.parametrize("code", INTERRUPTED)
+def test_bash_is_interrupted_and_keeps_its_state(bash, code):
+    """Once only, by the client's way: SIGINT to the process group. The kernel itself takes care of what does not hear."""
+    bash.run("x=1")
+    request = bash.begin(f"echo on\n{code}")
+    bash.until_written(request)
+    began = time.monotonic()
+    bash.manager.interrupt_kernel()
+    reply, _ = bash.end(request)
+    assert time.monotonic() - began < 4
+    assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
+    assert bash.run("echo $x")[1] == "1\n"
+
+
+def test_bash_is_interrupted_by_a_message(bash):
+    request = bash.begin("echo on; sleep 60")
+    bash.until_written(request)
+    message = bash.client.session.msg("interrupt_request", {})
+    bash.client.control_channel.send(message)
+    assert bash.end(request)[0]["ename"] == "KeyboardInterrupt"
+    assert bash.client.get_control_msg(timeout=PATIENCE_S)["content"] == {"status": "ok"}
+
+
+def test_bash_aborts_what_waits_behind_an_error(bash):
+    failing, waiting = bash.begin("sleep 0.3; false"), bash.begin("echo not")
+    assert bash.end(failing)[0]["status"] == "error"
+    assert bash.end(waiting)[0]["status"] == "aborted"
+    failing, waiting = bash.begin("sleep 0.3; false", stop_on_error=False), bash.begin("echo yes")
+    assert bash.end(failing)[0]["status"] == "error"
+    assert bash.end(waiting)[0]["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("echo on", "complete"),
+        ("if true; then", "incomplete"),
+        ("echo 'a", "incomplete"),
+        ("cat <<X\na", "incomplete"),
+        ("echo )", "invalid"),
+    ],
+)
+def test_bash_knows_what_is_complete(bash, code, wanted):
+    assert bash.reply(bash.client.is_complete(code))["status"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("code", "match", "start"),
+    [
+        ("my_fu", "my_function", 0),
+        ("echo a; my_fu", "my_function", 8),
+        ("echo $my_va", "$my_variable", 5),
+        ('echo "${my_va', "${my_variable", 6),
+        ("cat my_fi", "my_file", 4),
+        ("unali", "unalias", 0),
+    ],
+)
+def test_bash_completes(bash, code, match, start):
+    bash.run("my_function() { :; }; my_variable=1; touch my_file")
+    reply = bash.reply(bash.client.complete(code))
+    assert (reply["matches"], reply["cursor_start"], reply["cursor_end"]) == ([match], start, len(code))
+
+
+def test_bash_says_what_a_name_is(bash):
+    bash.run("my_function() { echo hi; }; my_variable=7")
+
+    def inspected(code):
+        reply = bash.reply(bash.client.inspect(code))
+        return reply["data"].get("text/plain") if reply["found"] else None
+
+    assert "echo hi" in inspected("my_function")
+    assert 'my_variable="7"' in inspected("echo $my_variable")
+    assert "Change the shell working directory" in inspected("cd")
+    assert inspected("no_such_name_at_all") is None
+
+
+def test_bash_answers_everything_else(bash):
+    information = bash.reply(bash.client.kernel_info())
+    assert (information["language_info"]["name"], information["protocol_version"]) == ("bash", "5.4")
+    assert bash.reply(bash.client.history())["history"] == []
+    assert bash.reply(bash.client.comm_info())["comms"] == {}
+    assert bash.client.is_alive()
+
+
+def test_bash_runs_the_users_trap_when_it_is_shut_down(bash, folder):
+    bash.run(f"trap 'echo bye $x >{folder}/bye' EXIT; x=1")
+    bash.run("x=2")
+    bash.shut_down()
+    with open(f"{folder}/bye") as file:
+        assert file.read() == "bye 2\n"
+
+
+def test_bash_leaves_nothing(folder):
+    with connected("bash", folder) as client:
+        shell = client.run("echo $$")[1].strip()
+        client.shut_down()
+    assert shell not in os.listdir("/proc")
+    assert [name for name in os.listdir(folder) if name.startswith("bash-")] == []
+
+
+def test_bash_dies_with_the_kernel(bash):
+    shell = bash.run("echo $$")[1].strip()
+    os.kill(bash.manager.provisioner.pid, signal.SIGKILL)
+    while shell in os.listdir("/proc"):
+        time.sleep(0.01)
