@@ -153,7 +153,7 @@ def _spawn(passed: tuple[int, ...], outputs: tuple[int, int]) -> subprocess.Pope
             os.kill(os.getpid(), signal.SIGKILL)
 
     return subprocess.Popen(
-        ["node", *options, str(_PROGRAM), *map(str, passed)],
+        ["node", *options, str(_PROGRAM), *map(str, passed)],  # noqa: S607 - the one on the PATH is meant
         stdin=subprocess.DEVNULL,
         stdout=outputs[0],
         stderr=outputs[1],

@@ -1,7 +1,7 @@
 """The Node kernel: cells run in one Node process, which is this kernel's state.
 
-Promises: an interrupt ends the cell and keeps the state wherever Node can be stopped at all; a process that ends by itself ends the
-kernel in the same way where somebody watches that, and is else told as an error and replaced.
+Promises: an interrupt ends the cell and keeps the state wherever Node can be stopped at all; a process that ends by itself ends
+the kernel in the same way where somebody watches that, and is else told as an error and replaced.
 Leaves to ``program/`` what a cell means.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 from cellbox_wire import Cell, Ending, Error, Kernel, Language, Pump
@@ -155,7 +156,8 @@ class Node(Language):
         return await self._answered()
 
     async def _answered(self) -> dict[str, Any] | None:
-        await asyncio.wait([self._answer, self._status], return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [self._answer, self._status]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         return self._answer.result() if self._answer.done() else None
 
     def _receive(self, message: dict[str, Any]) -> None:
@@ -210,7 +212,9 @@ class Node(Language):
     def _end_cell(self, cell: Cell) -> None:
         """The last resort: the state is lost."""
         if self._cell is cell and self._child is not None:
-            self._kernel.output.write(cell.number, 2, b"Node did not hear the interrupt and was ended; its variables are lost.\n")
+            self._kernel.output.write(
+                cell.number, 2, b"Node did not hear the interrupt and was ended; its variables are lost.\n"
+            )
             self._child.kill()
 
     # --- its output -------------------------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ class Node(Language):
             for stream in (1, 2):
                 read, write = os.pipe2(os.O_CLOEXEC)
                 theirs.append(write)
-                reader = MarkReader(secret, self._kernel.output.write, lambda data, stream=stream: self._raw(stream, data))
+                reader = MarkReader(secret, self._kernel.output.write, partial(self._raw, stream))
                 self._readers.append(reader)
                 self._pumps.append(Pump(read, reader.feed))
             yield theirs[0], theirs[1]

@@ -1,20 +1,22 @@
 // Runs cells, one at a time, and always says how one ended.
 //
 // Promises: a cell ends once, with its value or with what was thrown, with KeyboardInterrupt when it is interrupted, also while it
-// awaits what never comes. What belongs to the cell alone (variables of the environment, directory, input) is put back then.
+// awaits what never comes; what it awaited may still come, and its code does not go on then. What belongs to the cell alone (variables of the environment, directory, input) is put back then.
 // Leaves to interrupts.cjs: stopping code that does not come back. Such a stop unwinds through everything here without
 // running any `finally`, so whatever has to be done at the end of a cell is done in `finish`, which is then called from outside.
 'use strict';
 
+const process = require('node:process');
 const vm = require('node:vm');
 const { AsyncLocalStorage } = require('node:async_hooks');
 const { rewrite, HELPER } = require('./rewrite.cjs');
-const { KeyboardInterrupt, describe } = require('./errors.cjs');
+const { KeyboardInterrupt, describe, installTraces } = require('./errors.cjs');
 const { Display, MAX_DISPLAY, bundle, makeDisplay, sizeOf } = require('./values.cjs');
 const names = require('./names.cjs');
 
+const { Map, Promise } = globalThis; // as they were before any cell
 const importModuleDynamically = vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER;
-const REMEMBERED = 1000;
+const REMEMBERED = 100; // cells whose text is kept, for columns in errors
 
 class Cells {
   /** `send`: takes messages to the kernel's other process. */
@@ -26,14 +28,14 @@ class Cells {
     this.stopped = false; // whether any cell ever was: then loops of earlier ones have to be told
     this.owners = new AsyncLocalStorage();
     this.columns = new Map();
+    installTraces((file, line, column) => (this.columns.has(file) ? this.columns.get(file)(line, column) : column));
     const display = makeDisplay(
       ({ data, metadata, display_id, update }) =>
         send({ type: 'display', number: this.owner(), data, metadata, display_id, update }),
       (wait) => send({ type: 'clear', number: this.owner(), wait }),
     );
     const helper = {
-      wait: (value) => this.wait(value),
-      go: () => this.go(),
+      go: (value) => this.go(value),
       exports: checkedExports,
     };
     names.install({ helperName: HELPER, helper, display, cellFile: () => this.last?.file ?? 'cell.js' });
@@ -49,7 +51,6 @@ class Cells {
     const cell = {
       number,
       file: `cell-${count}.js`,
-      waiting: new Set(),
       stopped: false,
       before: { env: {}, cwd: null, there: null },
     };
@@ -80,7 +81,7 @@ class Cells {
       if (this.columns.size > REMEMBERED) this.columns.delete(this.columns.keys().next().value);
       program.names.forEach(names.declare);
       for (const text of program.scripts) {
-        value = new vm.Script(text, { filename: cell.file, importModuleDynamically }).runInThisContext();
+        value = new vm.Script(text, { filename: cell.file, importModuleDynamically }).runInThisContext({ displayErrors: false });
       }
     } catch (error) {
       this.finish(cell, { thrown: error });
@@ -121,14 +122,10 @@ class Cells {
   /** `cell` is over: its outcome has `data` to show, or what was `thrown`, or neither. Does nothing when it was over already. */
   finish(cell, outcome) {
     if (this.current !== cell) return;
-    const error = 'thrown' in outcome ? this.describe(outcome.thrown) : null;
+    const error = 'thrown' in outcome ? describe(outcome.thrown) : null;
     this.putBack(cell);
     this.send({ type: 'done', number: cell.number, data: outcome.data ?? null, error });
     this.current = null;
-  }
-
-  describe(thrown) {
-    return describe(thrown, (file, line, column) => this.columns.get(file)?.(line, column) ?? column);
   }
 
   putBack({ before }) {
@@ -150,31 +147,14 @@ class Cells {
     const cell = this.current;
     if (cell === null || cell.number !== number) return true;
     this.stopped = cell.stopped = true;
-    const error = new KeyboardInterrupt();
-    for (const reject of cell.waiting) reject(error);
-    cell.waiting.clear();
-    if (hard) this.finish(cell, { thrown: error });
+    if (hard) this.finish(cell, { thrown: new KeyboardInterrupt() });
     return this.current !== cell;
   }
 
-  /** For an await of the cell itself: `value`, or a promise that is rejected when the cell is interrupted. */
-  wait(value) {
-    const cell = this.owners.getStore() ?? this.current;
-    if (!cell || typeof value?.then !== 'function') return value;
-    return new Promise((resolve, reject) => {
-      if (cell.stopped) throw new KeyboardInterrupt();
-      cell.waiting.add(reject);
-      const done = (settle) => (result) => {
-        cell.waiting.delete(reject);
-        settle(result);
-      };
-      Promise.resolve(value).then(done(resolve), done(reject));
-    });
-  }
-
-  /** At each turn of a loop that awaits: ends it if its execution was interrupted. */
-  go() {
+  /** Return `value` where the code of an execution goes on: after an await, or at a turn of a loop that awaits. */
+  go(value) {
     if (this.stopped && this.owners.getStore()?.stopped) throw new KeyboardInterrupt();
+    return value;
   }
 
   // --- errors that no cell gets
@@ -185,7 +165,7 @@ class Cells {
       process.emit('uncaughtException', error, 'uncaughtException');
       return;
     }
-    const { traceback } = this.describe(error);
+    const { traceback } = describe(error);
     process.stderr.write(`Uncaught ${traceback.join('\n').replace(/^Uncaught /, '')}\n`);
   }
 }

@@ -3,8 +3,9 @@
 // Looks at values without running code: a property that is a getter is not asked.
 'use strict';
 
-const { inspect } = require('node:util');
+const { inspect, types } = require('node:util');
 
+const { Set } = globalThis;
 const CHAIN = /(?:^|[^\w$.])((?:[\w$]+\s*(?:\?\.|\.)\s*)*)([\w$]*)$/;
 const MOST = 1000;
 const KEYWORDS =
@@ -51,7 +52,7 @@ function owners(value) {
   const found = [];
   if (value === null || value === undefined) return found;
   for (let object = Object(value); object !== null && found.length < 100; object = Object.getPrototypeOf(object)) {
-    if (require('node:util').types.isProxy(object)) break;
+    if (types.isProxy(object)) break;
     found.push(object);
   }
   return found;

@@ -1,13 +1,17 @@
 // What went wrong in a cell, in words: as Node itself prints it, of bounded length, without colours and without our own frames.
+//
+// `installTraces` has the frames right wherever a stack is looked at, also by the cell: those that led from this program to the
+// cell are left out, and columns are those of its text.
 'use strict';
 
 const { inspect, types } = require('node:util');
 
+const { Error } = globalThis; // as it was before any cell
 const MAX_LINES = 200;
 const MAX_LINE = 2000;
 const MAX_VALUE = 100_000;
-const FRAME = /^\s+at /;
-const CELL_FRAME = /\bcell-\d+\.js:(\d+):(\d+)/;
+const CELL_FRAME = /(cell-\d+\.js):(\d+):(\d+)/;
+const OURS = __dirname;
 
 class KeyboardInterrupt extends Error {
   constructor() {
@@ -17,12 +21,34 @@ class KeyboardInterrupt extends Error {
   }
 }
 
-/**
- * Return name, value and traceback of whatever was thrown; never throws. `column(file, line, column)`: the column in the text of
- * the cell for one in what was run.
- */
-function describe(thrown, column) {
-  return { ename: nameOf(thrown), evalue: valueOf(thrown), traceback: lines(thrown, column) };
+/** `placeOf(file, line, column)`: the column in the text of a cell for one in what was run; null for what is not of the cell. */
+function installTraces(placeOf) {
+  Error.prepareStackTrace = (error, sites) => {
+    let head;
+    try {
+      head = String(error);
+    } catch {
+      head = 'Error';
+    }
+    const frames = sites.map((site) => placed(String(site), placeOf));
+    const last = frames.findLastIndex((frame) => frame !== null && CELL_FRAME.test(frame));
+    const ours = frames.findLastIndex((frame) => frame?.includes(OURS));
+    const shown = (ours > last ? frames.slice(0, last + 1) : frames).filter((frame) => frame !== null && !frame.includes(OURS));
+    return [head, ...shown].join('\n    at ');
+  };
+}
+
+function placed(frame, placeOf) {
+  const found = CELL_FRAME.exec(frame);
+  if (found === null) return frame;
+  const [text, file, line, column] = found;
+  const place = placeOf(file, Number(line), Number(column));
+  return place === null ? null : frame.replace(text, `${file}:${line}:${place}`);
+}
+
+/** Return name, value and traceback of whatever was thrown; never throws. */
+function describe(thrown) {
+  return { ename: nameOf(thrown), evalue: valueOf(thrown), traceback: lines(thrown) };
 }
 
 function nameOf(thrown) {
@@ -44,48 +70,23 @@ function valueOf(thrown) {
   }
 }
 
-function lines(thrown, column) {
+function lines(thrown) {
   let text;
   try {
-    text = isError(thrown) ? inspect(thrown) : `Uncaught ${inspect(thrown)}`;
+    text = inspect(thrown);
+    if (!isError(thrown)) text = `Uncaught ${text}`;
+    else if (text === `[${thrown.stack}]`) text = thrown.stack; // one without frames
   } catch {
     text = `${nameOf(thrown)}: ${valueOf(thrown)}`;
   }
-  const kept = withoutOurs(text.split('\n')).map((line) => placed(line, column).slice(0, MAX_LINE));
+  const all = text.split('\n').map((line) => line.slice(0, MAX_LINE));
+  if (all.length <= MAX_LINES) return all;
   const half = MAX_LINES / 2;
-  if (kept.length <= MAX_LINES) return kept;
-  return [...kept.slice(0, half), `    [... ${kept.length - MAX_LINES} lines left out ...]`, ...kept.slice(-half)];
-}
-
-/** Leave out the frames of this program, and what led from it to the cell. */
-function withoutOurs(all) {
-  const kept = [];
-  for (let at = 0; at < all.length; ) {
-    let end = at;
-    while (end < all.length && FRAME.test(all[end])) end += 1;
-    if (end === at) {
-      kept.push(all[at]);
-      at += 1;
-      continue;
-    }
-    const frames = all.slice(at, end);
-    const last = frames.findLastIndex((frame) => CELL_FRAME.test(frame));
-    const ours = frames.findLastIndex((frame) => frame.includes(__dirname));
-    const shown = (ours > last ? frames.slice(0, last + 1) : frames).filter((frame) => !frame.includes(__dirname));
-    kept.push(...shown);
-    if (frames.at(-1).endsWith(' {') && shown.at(-1) !== frames.at(-1)) kept[kept.length - 1] += ' {'; // its properties follow
-    at = end;
-  }
-  return kept;
-}
-
-function placed(line, column) {
-  if (!FRAME.test(line)) return line;
-  return line.replace(/(cell-\d+\.js):(\d+):(\d+)/, (_, file, row, old) => `${file}:${row}:${column(file, +row, +old)}`);
+  return [...all.slice(0, half), `    [... ${all.length - MAX_LINES} lines left out ...]`, ...all.slice(-half)];
 }
 
 function isError(value) {
   return value instanceof Error || types.isNativeError(value);
 }
 
-module.exports = { KeyboardInterrupt, describe };
+module.exports = { KeyboardInterrupt, describe, installTraces };

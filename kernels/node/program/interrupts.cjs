@@ -1,7 +1,7 @@
 // Interrupts of the running cell, from a thread of their own, since the main one may be in an endless loop.
 //
 // The thread reads which execution to interrupt, and asks the main thread. If that answers, no code of the cell runs at the
-// moment: awaits of the cell fail, and if it is not over at the next time of asking, it is ended. If no answer comes, the code that
+// moment: what goes on after an await fails then, and a cell that is not over soon is ended. If no answer comes, the code that
 // runs is terminated, in whatever callback it is, through a short-lived session of the inspector, and then the main thread is
 // asked again. Twice, before the next termination: the first may have met the question instead of the code.
 'use strict';

@@ -5,8 +5,11 @@
 // none. All three are opened anew first, as descriptors that children do not inherit.
 'use strict';
 
+const { Buffer } = require('node:buffer');
 const fs = require('node:fs');
 const net = require('node:net');
+const os = require('node:os');
+const process = require('node:process');
 const { Cells } = require('./cells.cjs');
 const { Output } = require('./output.cjs');
 const completion = require('./completion.cjs');
@@ -52,7 +55,7 @@ function catchSigint() {
   const signal = new Signal();
   signal.unref();
   signal.onsignal = () => {};
-  signal.start(require('node:os').constants.signals.SIGINT);
+  signal.start(os.constants.signals.SIGINT);
 }
 
 function serve(line) {

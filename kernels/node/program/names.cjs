@@ -1,11 +1,15 @@
-// The global names that a cell finds beside those of Node: what a module would have, `display`, and our own helper.
+// The global names that a cell finds beside those of Node: what a module would have, Node's own modules, `display`, and our helper.
 //
 // `require`, `__dirname` and the like follow the working directory, as a cell is no file.
 'use strict';
 
 const Module = require('node:module');
 const path = require('node:path');
+const process = require('node:process');
 const { pathToFileURL } = require('node:url');
+
+const { Set } = globalThis;
+const LAZY = new Set(); // modules that are global names until a cell takes these for its own
 
 /** Define them. `helper`: by the name `helperName`, not listed. `cellFile()`: the name of the running cell's file. */
 function install({ helperName, helper, display, cellFile }) {
@@ -25,6 +29,11 @@ function install({ helperName, helper, display, cellFile }) {
   define(helperName, { value: Object.freeze(helper) });
   const values = { require, module, exports: module.exports, display };
   for (const [name, value] of Object.entries(values)) define(name, { value, writable: true, configurable: true });
+  for (const id of Module.builtinModules) {
+    if (!/^[a-z_]\w*$/.test(id) || id.startsWith('_') || id in globalThis) continue;
+    LAZY.add(id);
+    define(id, { get: () => require(id), set: replaces(id), configurable: true }); // as in Node's own REPL
+  }
   define('__dirname', { get: directory, set: replaces('__dirname'), configurable: true });
   define('__filename', { get: here, set: replaces('__filename'), configurable: true });
 }
@@ -33,7 +42,7 @@ function install({ helperName, helper, display, cellFile }) {
 function declare(name) {
   const there = Object.getOwnPropertyDescriptor(globalThis, name);
   if (there !== undefined && ('value' in there || !there.configurable)) return;
-  const value = there?.get?.call(globalThis);
+  const value = LAZY.has(name) ? undefined : there?.get?.call(globalThis);
   Object.defineProperty(globalThis, name, { value, writable: true, enumerable: true, configurable: true });
 }
 

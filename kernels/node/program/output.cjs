@@ -10,12 +10,14 @@
 // or a child does to descriptors 0, 1 and 2 harms no later cell.
 'use strict';
 
+const { Buffer } = require('node:buffer');
 const fs = require('node:fs');
+const process = require('node:process');
 const { Writable } = require('node:stream');
 
 const LONGEST = 4000;
 const O_NONBLOCK = fs.constants.O_NONBLOCK;
-const { writeSync, fstatSync, openSync, closeSync, readFileSync } = fs;
+const { writeSync, writevSync, fstatSync, statSync, openSync, closeSync, readFileSync } = fs;
 
 class Output {
   /** `owner()`: the number of the execution that the running code belongs to. */
@@ -40,7 +42,7 @@ class Output {
     const bytes = typeof data === 'string' ? Buffer.from(data) : data;
     for (let start = 0; start < bytes.length; ) {
       const end = cut(bytes, start);
-      fs.writevSync(pipe, [Buffer.from(`${head}${end - start}\x07`), bytes.subarray(start, end)]);
+      writevSync(pipe, [Buffer.from(`${head}${end - start}\x07`), bytes.subarray(start, end)]);
       start = end;
     }
   }
@@ -139,7 +141,7 @@ function cut(bytes, start) {
 
 function isNull(descriptor) {
   try {
-    return fstatSync(descriptor).rdev === fs.statSync('/dev/null').rdev;
+    return fstatSync(descriptor).rdev === statSync('/dev/null').rdev;
   } catch {
     return false;
   }

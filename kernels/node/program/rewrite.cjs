@@ -13,6 +13,7 @@ const vm = require('node:vm');
 const { stripTypeScriptTypes } = require('node:module');
 const acorn = require('acorn');
 
+const { Set, SyntaxError } = globalThis; // as they were before any cell
 const OPTIONS = {
   ecmaVersion: 'latest',
   sourceType: 'script',
@@ -116,6 +117,8 @@ class Cell {
     const shows = last?.type === 'ExpressionStatement';
     const scripts = [];
     if (this.awaits) {
+      if (this.functions.length > 0) scripts.push(this.onlyFunctions());
+      for (const node of this.functions) this.blank(node);
       this.insert(0, '(async () => {', 'start', -1);
       this.insert(this.text.length, '\n})()', 'end', -1);
       if (shows) {
@@ -123,12 +126,11 @@ class Cell {
         this.insert(last.start, 'return {value: (', 'start', 0);
         this.insert(end, ')};', 'end', 0);
       }
-      if (this.functions.length > 0) scripts.push(this.onlyFunctions());
-      for (const node of this.functions) this.blank(node);
     }
     const [script, moved] = this.applied();
     scripts.push(script);
-    const original = (line, column) => originalColumn(script, moved, line, column);
+    const lines = this.text.split('\n').length;
+    const original = (line, column) => (line > lines ? null : originalColumn(script, moved, line, column));
     return { scripts, names: [...this.names], awaits: this.awaits, shows, original };
   }
 
@@ -177,7 +179,7 @@ class Cell {
     this.awaits = true;
     const attributes = (node.attributes ?? []).map(({ key, value }) => `${this.source(key)}: ${value.raw}`);
     const options = attributes.length > 0 ? `, {with: {${attributes}}}` : '';
-    const loaded = `await ${HELPER}.wait(import(${node.source.raw}${options}))`;
+    const loaded = `await import(${node.source.raw}${options})`;
     const wanted = [];
     let all = null;
     for (const { type, imported, local } of node.specifiers) {
@@ -200,7 +202,7 @@ class Cell {
     const inner = node.declaration;
     if (node.type === 'ExportAllDeclaration' || (node.source ?? null) !== null) {
       this.awaits = true;
-      const text = `void await ${HELPER}.wait(import(${node.source.raw}));${lineBreaks(this.source(node))}`;
+      const text = `void await import(${node.source.raw});${lineBreaks(this.source(node))}`;
       this.replace(node.start, node.end, text, 1);
     } else if (!inner) {
       this.replace(node.start, node.end, `;${lineBreaks(this.source(node))}`, 1);
@@ -221,13 +223,13 @@ class Cell {
 
   // --- what is in them
 
-  /** Code that runs with the cell: its awaits can be interrupted, its `var`s are the cell's. */
+  /** Code that runs with the cell: after an await it goes on unless it was interrupted; its `var`s are global. */
   walk(node, depth) {
     if (isFunction(node)) return this.inner(node, depth);
     switch (node.type) {
       case 'AwaitExpression':
         this.awaits = true;
-        this.insert(node.start + 'await'.length, ` ${HELPER}.wait(`, 'start', depth);
+        this.insert(node.start, `${HELPER}.go(`, 'start', depth);
         this.insert(node.end, ')', 'end', depth);
         break;
       case 'MetaProperty':

@@ -1,9 +1,11 @@
 // Values as Jupyter shows them: by kind of content. And `display`, with which a cell shows more than its last value.
 'use strict';
 
+const { Buffer } = require('node:buffer');
 const { inspect, types } = require('node:util');
 const { randomUUID } = require('node:crypto');
 
+const { Set } = globalThis;
 const MAX_DISPLAY = 16 * 2 ** 20;
 const MAX_JSON_NODES = 100_000;
 const MAX_JSON_DEPTH = 100;
@@ -14,7 +16,7 @@ const IMAGES = [
   ['image/jpeg', [0xff, 0xd8, 0xff]],
   ['image/gif', [0x47, 0x49, 0x46, 0x38]],
 ];
-const { stringify } = JSON;
+const { parse, stringify } = JSON;
 
 /** The kinds of `value`: its own if it has a `Symbol.for("Jupyter.display")` method (then maybe a promise), else what it is. */
 function bundle(value) {
@@ -24,7 +26,7 @@ function bundle(value) {
   const json = isPlain(value) ? stringify(value) : undefined;
   const text = inspect(value, { colors: false, depth: json === undefined ? 2 : 4, maxStringLength: MAX_JSON });
   if (json === undefined || json.length > MAX_JSON) return { 'text/plain': text };
-  return { 'application/json': JSON.parse(json), 'text/plain': text };
+  return { 'application/json': parse(json), 'text/plain': text };
 }
 
 function imageOf(value) {
@@ -57,7 +59,8 @@ function isPlain(value) {
 
 function base64(value) {
   if (types.isUint8Array(value)) return Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString('base64');
-  return String(value).replace(/^data:[^,]*,/, '');
+  if (typeof value !== 'string') throw new TypeError('display: an image is bytes, or text in base64');
+  return value.replace(/^data:[^,]*,/, '');
 }
 
 const KINDS = {
@@ -65,7 +68,7 @@ const KINDS = {
   markdown: ['text/markdown', String],
   svg: ['image/svg+xml', String],
   latex: ['text/latex', String],
-  json: ['application/json', (value) => JSON.parse(stringify(value))],
+  json: ['application/json', (value) => parse(stringify(value))],
   png: ['image/png', base64],
   jpeg: ['image/jpeg', base64],
 };
