@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# A container engine for tests. Uses the one that answers (DOCKER_HOST, else the default socket); where there is none and
+# this is root, starts one of its own beside it: own socket, own images, its images kept for the next time.
+#
+#   start         prints DOCKER_HOST=… of an engine that stays; installs one with apt where it may
+#   stop          ends the engine that was started here, and no other
+#   run COMMAND…  the command with DOCKER_HOST set; ends the engine afterwards if it was started for this and nobody
+#                 else runs a command with it. Without an engine the command runs all the same, but not in CI: tests that
+#                 need one would be skipped there and nobody would see.
+set -euo pipefail
+
+STATE=/run/cellbox-engine
+DATA=/var/lib/cellbox-engine
+SOCKET=unix://$STATE/docker.sock
+START_S=60
+STOP_S=60
+
+say() { printf '\033[1mcellbox\033[0m %s\n' "$*" >&2; }
+
+answers() { timeout 10 docker ${1:+-H "$1"} version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+
+# The pid of our engine; nothing when it does not run. A pid that somebody else has by now does not count.
+own_pid() {
+  local pid
+  pid=$(cat "$STATE/docker.pid" 2>/dev/null) || return 1
+  tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -qx -- "--host=$SOCKET" || return 1
+  printf '%s' "$pid"
+}
+
+install_engine() {
+  command -v dockerd >/dev/null && return
+  command -v apt-get >/dev/null || return 1
+  say "installing docker.io with apt-get"
+  local install=(apt-get install -y -qq --no-install-recommends docker.io iptables)
+  export DEBIAN_FRONTEND=noninteractive
+  "${install[@]}" >/dev/null 2>&1 || { apt-get update -qq >/dev/null 2>&1 || true; "${install[@]}" >/dev/null; }
+}
+
+start_own() {
+  [ "$(id -u)" = 0 ] || { say "no container engine answers, and only root can start one"; return 1; }
+  install_engine || { say "no container engine answers, and none can be installed here"; return 1; }
+  if answers ""; then return; fi # its package has started one
+  mkdir -p -m 0711 "$STATE" "$DATA"
+  (
+    flock 9 # two that start at once start one
+    own_pid >/dev/null && exit
+    rm -f "$STATE/docker.pid"
+    setsid dockerd --host="$SOCKET" --data-root="$DATA" --exec-root="$STATE/exec" --pidfile="$STATE/docker.pid" \
+      --shutdown-timeout=5 </dev/null >"$STATE/log" 2>&1 9>&- 8>&- &
+  ) 9>"$STATE/starting"
+  local deadline=$((SECONDS + START_S))
+  until answers "$SOCKET"; do
+    if [ $SECONDS -gt $deadline ]; then
+      say "the engine does not answer; the end of its log:"
+      tail -n 20 "$STATE/log" >&2
+      return 1
+    fi
+    sleep 0.2
+  done
+}
+
+# Sets DOCKER_HOST; to nothing where the engine is the default one.
+find_or_start() {
+  if answers "${DOCKER_HOST:-}"; then return; fi
+  start_own || return 1
+  if answers ""; then DOCKER_HOST=""; else DOCKER_HOST=$SOCKET; fi
+}
+
+stop_own() {
+  local pid
+  pid=$(own_pid) || return 0
+  kill -TERM "$pid"
+  local deadline=$((SECONDS + STOP_S))
+  while own_pid >/dev/null; do
+    if [ $SECONDS -gt $deadline ]; then
+      say "the engine did not end in $STOP_S s: killed"
+      kill -KILL "$pid"
+      return 1
+    fi
+    sleep 0.1
+  done
+}
+
+run() {
+  local status=0
+  # Whoever uses our engine holds the lock, from before it is started; the last one ends it.
+  if [ "$(id -u)" = 0 ]; then
+    mkdir -p -m 0711 "$STATE"
+    exec 8>"$STATE/users"
+    flock --shared 8
+  fi
+  if find_or_start; then
+    [ -z "${DOCKER_HOST:-}" ] || export DOCKER_HOST
+  elif [ "${CI:-}" = true ]; then
+    return 1
+  else
+    say "tests that need an engine are skipped"
+  fi
+  "$@" 8>&- || status=$?
+  if [ "${DOCKER_HOST:-}" = "$SOCKET" ] && [ ! -e "$STATE/kept" ]; then
+    flock --unlock 8
+    if flock --exclusive --nonblock 8; then stop_own || status=1; fi
+  fi
+  return $status
+}
+
+case "${1:-}" in
+  start)
+    find_or_start
+    if [ "${DOCKER_HOST:-}" = "$SOCKET" ]; then touch "$STATE/kept"; fi
+    printf 'DOCKER_HOST=%s\n' "${DOCKER_HOST:-unix:///var/run/docker.sock}"
+    ;;
+  stop) rm -f "$STATE/kept" && stop_own ;;
+  run) shift && run "$@" ;;
+  *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2 && exit 2 ;;
+esac
