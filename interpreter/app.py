@@ -21,6 +21,7 @@ from tornado.netutil import bind_unix_socket
 
 import interpreter
 from interpreter import settings as variables
+from interpreter import shortage, threads
 from interpreter.backends import environment as environments
 from interpreter.backends.base import Backend, BackendError, Limits
 from interpreter.backends.choose import BackendConfig, Choice, choose
@@ -153,6 +154,7 @@ async def serve(
     if stop is None:
         stop = Stop()
         stop.listen(asyncio.get_running_loop())
+    _start_threads()
     connections, few = _connection_limits(_raise_open_files(), settings.max_sessions)
     if few:
         say(f"warning: {few}")
@@ -291,6 +293,13 @@ def _limits(settings: Settings, backend: Backend) -> str:
         f"{settings.memory_mb} MiB memory, {cores}, {settings.pids_limit} processes per sandbox; "
         f"{settings.max_sessions} sandboxes"
     )
+
+
+def _start_threads() -> None:
+    try:
+        asyncio.get_running_loop().set_default_executor(threads.started())
+    except RuntimeError as error:
+        raise StartError(f"The service cannot be started: {shortage.PROCESSES}.") from error
 
 
 def _raise_open_files() -> int:

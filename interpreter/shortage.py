@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 DISK = "the disk of the data root is full: make room on it, or purge what is not needed any more"
 MEMORY = "the host is out of memory: end other programs, or lower SANDBOX_MAX_SESSIONS or SANDBOX_MEMORY_MB"
@@ -30,3 +31,11 @@ _BY_NUMBER = {
 def told(number: int | None) -> str | None:
     """Return the part of a sentence for an error number; None: it is not about a shortage."""
     return _BY_NUMBER.get(number or 0)
+
+
+def told_by(text: str) -> str | None:
+    """Return the same for what a program said when it failed, in the words of the system or of Python."""
+    if "can't start new thread" in text:
+        return PROCESSES
+    words = {os.strerror(number): number for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)}
+    return next((told(number) for word, number in words.items() if word in text), None)

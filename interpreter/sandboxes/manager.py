@@ -291,7 +291,9 @@ class Manager:
             # The tenant's processes may have written it: only into our log, escaped and cut.
             live.exit = ended.result()
             log.warning("a starting sandbox ended", extra={**_fields(live), "said": ascii(live.exit.said[:1000])})
-            raise SandboxStartFailed("The sandbox ended while it was starting.", retry_after_s=1.0) from error
+            # Which of our own sentences it is about, though, anybody may choose.
+            cause = shortage.told_by(live.exit.said) or "the log of the service has what it said"
+            raise SandboxStartFailed(f"The sandbox ended while it was starting: {cause}.", retry_after_s=1.0) from error
         finally:
             ended.cancel()
             await asyncio.wait([ended])

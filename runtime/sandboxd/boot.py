@@ -56,7 +56,10 @@ def main() -> None:
     gc.freeze()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     boot = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        sys.exit(f"sandboxd cannot be forked: {error.strerror}")
     if pid == 0:
         theirs.close()
         osproc.die_with_parent()

@@ -6,7 +6,6 @@ Promises: the texts are ours, whatever the supervisor or bubblewrap said; that g
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,10 +61,7 @@ def _of_cgroups(number: int) -> BackendError:
 def _of_namespaces(number: int | None, said: str) -> str | None:
     """Read the number, or what bubblewrap said in the system's own words."""
     if number is None:
-        if "max_*_namespaces" in said:
-            return _NAMESPACES
-        known = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
-        number = next((each for each in known if os.strerror(each) in said), None)
+        return _NAMESPACES if "max_*_namespaces" in said else shortage.told_by(said)
     if number == errno.ENOSPC:
         return _NAMESPACES
     if number == errno.EBADF:  # a number for the descriptor that is over the limit
