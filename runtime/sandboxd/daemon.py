@@ -129,13 +129,17 @@ class _Server:
             tasks.create_task(self._stop_kernel(message), name=f"stop {message.language}")
 
     def _begin(self, message: Execute, tasks: asyncio.TaskGroup) -> None:
+        """Run it, unless it is known already or there are too many."""
         if message.id in self._link.unsettled:
             self._link.again(message.id)
         elif message.id in self._tasks:
             pass  # it will be answered
-        elif len(self._tasks) >= protocol.MAX_RUNNING:
-            sentence = f"{protocol.MAX_RUNNING} executions run in this sandbox, which is the limit."
-            self._link.answer(Refused(message.id, "run_start_failed", sentence), message.limits)
+        elif (
+            len(self._tasks) >= protocol.MAX_RUNNING
+            or len(self._tasks) + len(self._link.unsettled) >= protocol.MAX_KNOWN
+        ):
+            # Not kept: if it is not heard, this id is unknown, and has not run.
+            self._link.send(Refused(message.id, "run_start_failed", "Too many executions run in this sandbox."))
         else:
             task = tasks.create_task(self._execute(message), name=f"execute {message.id}")
             self._tasks[message.id] = task

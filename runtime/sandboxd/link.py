@@ -18,14 +18,17 @@ from collections.abc import Iterator
 import msgspec
 
 from . import protocol
-from .protocol import Finished, FromSandbox, Hello, KernelGone, OutputLimits, Refused, Result, ToSandbox
+from .protocol import Finished, FromSandbox, Hello, KernelGone, OutputLimits, Refused, Result, ToSandbox, UserError
 
 _PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.25
 """Between two dials. A service that has just begun is found soon, and one that is long in coming costs little."""
 
 _MOST_BYTES = 64 * 2**20
-"""Of the answers that are kept: those of some executions with all that they may answer, or of all with little."""
+"""Of the answers that are kept whole: those of some executions with all that they may answer, or of many with little."""
+
+_SHORT = 500
+"""Characters of an error's text in an answer that is not."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,9 +117,10 @@ class Link:
 
 
 class Unsettled:
-    """Answers that are kept until the service has them, oldest first: ``MAX_UNSETTLED`` of them, of ``most`` bytes in all.
+    """Answers that are kept until the service has them, oldest first.
 
-    Past the bytes the oldest lose their text and their rich outputs, then, as past the number, they go altogether.
+    They are never forgotten: what ran could run again. Past ``most`` bytes in all the oldest lose their text and their rich
+    outputs, and are of a few hundred bytes then. Whoever adds them bounds their number.
     """
 
     def __init__(self, most: int = _MOST_BYTES) -> None:
@@ -124,6 +128,10 @@ class Unsettled:
         self._size = 0
         self._lean: OrderedDict[str, bytes] = OrderedDict()
         self._whole: OrderedDict[str, bytes] = OrderedDict()  # all of them younger than those that are lean
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._lean) + len(self._whole)
 
     def __contains__(self, execution: str) -> bool:
         """Return whether its answer is kept."""
@@ -152,9 +160,6 @@ class Unsettled:
             oldest, frame = self._whole.popitem(last=False)
             self._lean[oldest] = lean = _lean(frame)
             self._size += len(lean) - len(frame)
-        while self._size > self._most or len(self._lean) + len(self._whole) > protocol.MAX_UNSETTLED:
-            _, frame = (self._lean or self._whole).popitem(last=False)
-            self._size -= len(frame)
 
     def settle(self, execution: str) -> None:
         """Forget an answer, if it is here."""
@@ -183,5 +188,10 @@ def _lean(frame: bytes) -> bytes:
     if not isinstance(answer, Finished):
         return frame
     left_out = [Result(type="omitted", mime="*/*", size=len(frame))] if answer.outcome.results else []
-    outcome = msgspec.structs.replace(answer.outcome, stdout="", stderr="", results=left_out, truncated=True)
+    error = answer.outcome.error
+    if error is not None:
+        error = UserError(error.name[:_SHORT], error.value[:_SHORT], [])
+    outcome = msgspec.structs.replace(
+        answer.outcome, stdout="", stderr="", results=left_out, error=error, truncated=True
+    )
     return protocol.encode(msgspec.structs.replace(answer, outcome=outcome))

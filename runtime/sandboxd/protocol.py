@@ -35,10 +35,10 @@ MAX_MIME = 200
 MAX_RUNNING = 500
 """Executions of one sandbox at a time, those that wait for a kernel in it included."""
 
-MAX_UNSETTLED = 500
-"""Answers that a sandbox keeps until they are settled."""
+MAX_KNOWN = 1_000
+"""Executions that run or are not settled. A sandbox takes no more than that, since it must not forget one of these: one that it
+does not know has not run."""
 
-MAX_KNOWN = MAX_RUNNING + MAX_UNSETTLED
 MAX_ALIVE = 64
 
 MAX_ERROR_LINES = 200
@@ -181,8 +181,9 @@ class Alive(Part):
 class Hello(Message):
     """First message on each link, once. kernels, stateless: names of the kernels and of the stateless interpreters there are.
 
-    known: what runs and what has ended and is not settled, each id once. alive: the kernels. On a later link the answers of
-    all that has ended follow, the ends of kernels that may not have been heard, and the output of what runs, from its start.
+    known: what runs and what has ended, unless it is settled, each id once; what else was sent did not run, and will not.
+    alive: the kernels. On a later link the answers of all that has ended follow, the ends of kernels that may not have been
+    heard, and the output of what runs, from its start.
     """
 
     version: Annotated[int, Meta(ge=0, le=2**31)]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from sandboxd.link import Link, Unsettled
 from sandboxd.protocol import (
+    MAX_KNOWN,
     MAX_RUNNING,
-    MAX_UNSETTLED,
     Alive,
     Cancel,
     Finished,
@@ -32,6 +32,7 @@ from sandboxd.protocol import (
     Started,
     StillWriting,
     StopKernel,
+    UserError,
     decode_from_sandbox,
     encode,
 )
@@ -229,6 +230,25 @@ def test_an_id_that_has_ended_is_not_run_again_but_answered_again(sandbox: Box) 
     assert (sandbox.workspace / "count").read_text() == "x"
 
 
+def test_what_the_next_hello_does_not_know_never_runs(sandbox: Box) -> None:
+    for number in range(10):
+        (sandbox.workspace / "count").write_text("")
+        size = 2 ** (10 + number)  # the more there is, the less of it is read before the link has ended
+        filler = "#" * size
+        sent = [
+            sandbox.begin(f"echo r{number}-{run} >> count\n{filler}", "bash", id=f"r{number}-{run}") for run in range(4)
+        ]
+        sandbox.hang_up()
+        sandbox.listen_again()
+        known = {known.id for known in sandbox.hello.known}
+        assert known <= set(sent)
+        for run in known:
+            sandbox.end(run)
+        ran = sandbox.run("cat count", "bash", id="count").outcome.stdout.split()
+        assert sorted(ran) == sorted(known)
+        sandbox.send(Settled(ids=[*sent, "count"]))
+
+
 def test_an_answer_that_nobody_wants_is_neither_sent_nor_kept(sandbox: Box) -> None:
     run = sandbox.begin("while ! [ -e go ]; do sleep 0.01; done; touch over", "bash")
     sandbox.send(Settled(ids=[run]))
@@ -281,18 +301,28 @@ def test_beyond_the_bytes_the_oldest_answers_lose_their_text_and_rich_outputs() 
 
 
 @pytest.mark.parametrize("size", [0, 100, 9_000, 30_000])
-def test_what_is_kept_is_bounded_in_bytes_and_in_number(size: int) -> None:
+def test_what_is_kept_is_bounded_in_bytes_and_never_forgotten(size: int) -> None:
     kept = Unsettled(most=10_000)
-    for number in range(2 * MAX_UNSETTLED):
-        kept.add(f"x{number}", answer_of(size, f"x{number}"))
-        assert sum(map(len, kept.frames())) <= 10_000
-        assert len(list(kept)) <= MAX_UNSETTLED
-    names = list(kept)
-    assert names == [f"x{number}" for number in range(2 * MAX_UNSETTLED)][-len(names) :]
-    assert len(names) > 50
+    names = [f"x{number}" for number in range(MAX_KNOWN)]
+    for name in names:
+        kept.add(name, answer_of(size, name))
+        assert sum(map(len, kept.frames())) <= 10_000 + len(kept) * 200
+    assert (list(kept), len(kept)) == (names, MAX_KNOWN)
     for name in names:
         kept.settle(name)
-    assert (list(kept), list(kept.frames()), kept._size) == ([], [], 0)
+    assert (list(kept), list(kept.frames()), len(kept), kept._size) == ([], [], 0, 0)
+
+
+def test_the_longest_error_is_short_in_an_answer_that_is_not_kept_whole() -> None:
+    kept = Unsettled(most=0)
+    error = UserError("\U0001f4a9" * 1_000, "\U0001f4a9" * 100_000, ["\U0001f4a9" * 2_000] * 200)
+    kept.add("a", encode(Finished("a", Outcome("error", 1, 1, error=error), sandbox_unsafe=True)))
+    message = decode_from_sandbox(kept.frame("a")[4:])
+    assert isinstance(message, Finished)
+    assert message.sandbox_unsafe
+    assert message.outcome.error == UserError("\U0001f4a9" * 500, "\U0001f4a9" * 500, [])
+    kept.add("b", encode(Refused("b", "cwd_not_found", "no")))
+    assert decode_from_sandbox(kept.frame("b")[4:]) == Refused("b", "cwd_not_found", "no")
 
 
 def test_an_answer_that_is_kept_again_is_counted_once() -> None:
@@ -341,14 +371,26 @@ def sandbox_order(sandbox: Box, runs: list[str]) -> list[str]:
     return order
 
 
-def test_more_executions_than_a_hello_can_name_are_refused(sandbox: Box) -> None:
+def test_more_executions_than_may_run_are_refused(sandbox: Box) -> None:
     cells = [sandbox.begin("import time; time.sleep(600)", stateful=True) for _ in range(MAX_RUNNING + 1)]
     refused = sandbox.end(cells[-1])
     assert isinstance(refused, Refused)
-    assert (refused.code, str(MAX_RUNNING) in refused.message) == ("run_start_failed", True)
+    assert refused.code == "run_start_failed"
     sandbox.hang_up()
     sandbox.listen_again()
-    assert [known.id for known in sandbox.hello.known] == cells
+    assert [known.id for known in sandbox.hello.known] == cells[:-1]  # the last one did not run
+
+
+def test_a_service_that_settles_nothing_is_refused_before_anything_is_forgotten(sandbox: Box) -> None:
+    runs = [sandbox.end(sandbox.begin("1", "klingon")).id for _ in range(MAX_KNOWN)]
+    refused = sandbox.end(sandbox.begin("1"))
+    assert isinstance(refused, Refused)
+    assert refused.code == "run_start_failed"
+    sandbox.hang_up()
+    sandbox.listen_again()
+    assert [known.id for known in sandbox.hello.known] == runs
+    sandbox.send(Settled(ids=runs[:1]))
+    assert sandbox.run("1").outcome.status == "ok"
 
 
 # --- dialling -------------------------------------------------------------------------------------------------------
