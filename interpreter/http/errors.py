@@ -5,9 +5,7 @@ The only place where codes meet statuses.
 
 from __future__ import annotations
 
-import errno
-
-from interpreter import errors
+from interpreter import errors, shortage
 from interpreter.errors import ServiceError
 
 
@@ -87,20 +85,10 @@ DEFAULT_RETRY_AFTER_S = 1.0
 """Where waiting helps (409, 429, 503 and 507) and nobody knows how long."""
 
 
-_EXHAUSTED = {
-    errno.EMFILE: "descriptors: its limit of open files is reached",
-    errno.ENFILE: "descriptors: the limit of open files of the whole host is reached",
-    errno.ENOMEM: "memory",
-    errno.ENOSPC: "disk",
-    errno.EDQUOT: "disk: the quota of its user is reached",
-}
-
-
 def exhausted(error: BaseException | None) -> ServiceError | None:
     """Return what a caller is told where the host had too little of something; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
-        return None
-    return errors.RuntimeUnavailable(f"The service is out of {_EXHAUSTED[error.errno]}.", retry_after_s=5.0)
+    cause = shortage.told(error.errno) if isinstance(error, OSError) else None
+    return None if cause is None else errors.RuntimeUnavailable(f"{cause[0].upper()}{cause[1:]}.", retry_after_s=5.0)
 
 
 def status_of(error: ServiceError) -> int:

@@ -82,8 +82,7 @@ class Live:
 
     def oom_mark(self) -> int:
         """Return a mark of now for ``oom_since``."""
-        stats = self.stats()
-        self._oom_kills = max(self._oom_kills, 0 if stats is None else stats.oom_kills)
+        self._oom_kills = max(self._oom_kills, 0 if self.sandbox is None else self.sandbox.oom_kills())
         return self._oom_kills
 
     def oom_since(self, mark: int) -> bool:
