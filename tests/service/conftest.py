@@ -56,10 +56,14 @@ class House:
 async def make_house(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[House]]]:
     made: list[House] = []
 
-    async def make(**config: Any) -> House:
-        sandboxd, clock = Sandboxd(), Clock()
-        backend = FakeBackend(sandboxd, single_tenant=config.pop("single_tenant", False))
-        root = tmp_path / f"data{len(made)}"
+    async def make(after: House | None = None, **config: Any) -> House:
+        """A started service. after: one that has gone, on whose data root and host this one goes on."""
+        clock = Clock()
+        if after is None:
+            sandboxd, root, host = Sandboxd(), tmp_path / f"data{len(made)}", None
+        else:
+            sandboxd, root, host = after.sandboxd, after.root, after.backend.host
+        backend = FakeBackend(sandboxd, single_tenant=config.pop("single_tenant", False), host=host)
         settings = {"grace_s": 0.1, "start_timeout_s": 5.0, "drain_timeout_s": 1.0, **config}
         service = Interpreter(ServiceConfig(data_root=root, **settings), backend, clock=clock)
         await service.start()
@@ -67,7 +71,7 @@ async def make_house(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Ho
         return made[-1]
 
     yield make
-    for house in made:
+    for house in reversed(made):
         await house.service.aclose()
         await house.service.aclose()
         assert not list((house.root / ".run").iterdir()), "link directories are left"
