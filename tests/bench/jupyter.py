@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ def bare_loop(
     """Start the kernel of ``argv``, over ipc sockets in ``directory`` or over tcp."""
     file = str(directory / "k.json")
     place = {"transport": "tcp", "ip": "127.0.0.1"} if tcp else {"transport": "ipc", "ip": str(directory / "k")}
-    connection, _ = write_connection_file(file, **place)
+    connection, _ = write_connection_file(file, key=secrets.token_hex(16).encode(), **place)
     kernel = subprocess.Popen(
         [word.replace("{connection_file}", connection) for word in argv],
         stdin=subprocess.DEVNULL,
