@@ -22,6 +22,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from cellbox_wire import Pump
@@ -128,7 +129,7 @@ class Shell:
         pumps = []
         try:
             for stream, pipe in enumerate(pipes, 1):
-                pumps.append(self._pump(pipe, lambda data, stream=stream: write(stream, data)))  # type: ignore[misc]
+                pumps.append(self._pump(pipe, partial(write, stream)))
             self._pipes = tuple(pumps)
             before = f"\\builtin . {folder}/status {status} >/dev/null\n" if status else ""
             redirected = f"<{source[1] if stdin is not None else '/dev/null'} >{pipes[0]} 2>{pipes[1]}"
