@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from interpreter.errors import InternalError, ServiceError
 from interpreter.executions.events import EventLog
@@ -83,6 +84,11 @@ class Execution:
             self.events.add("finished", code=result.code, message=result.message)
         self._ended.set()
 
+    def shed(self) -> None:
+        """Let go of what could run it again, which may be 32 MiB of input: nobody needs it once it has ended."""
+        self._digest = self.digest
+        self.request = replace(self.request, code="", stdin=None, env={})
+
     def size(self) -> int:
-        """About how many bytes it holds on to."""
-        return 2000 + len(self.request.code) + (0 if self.answer is None else self.answer.size())
+        """About how many bytes it holds on to once it has shed; measured, for the small ones."""
+        return 4000 + (0 if self.answer is None else self.answer.size())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Any, Literal
 
 import msgspec
@@ -115,10 +116,10 @@ class Answer(Struct, frozen=True):
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in _NOT_IN_SUMMARY}
 
     def size(self) -> int:
-        """About how many bytes it holds."""
-        results = sum(len(value) for entry in self.results for value in _values(entry))
-        error = 0 if self.error is None else sum(map(len, self.error.traceback)) + len(self.error.value)
-        return 1000 + len(self.stdout) + len(self.stderr) + results + error
+        """About how many bytes of memory it holds: a text with one character outside the BMP takes four for each."""
+        results = sum(_held(value) for entry in self.results for value in _values(entry))
+        error = 0 if self.error is None else sum(map(getsizeof, self.error.traceback)) + getsizeof(self.error.value)
+        return 1000 + getsizeof(self.stdout) + getsizeof(self.stderr) + results + error
 
 
 _NOT_IN_SUMMARY = ("stdout", "stderr", "results", "execution_id")
@@ -135,7 +136,11 @@ _kept = msgspec.json.Decoder(_Kept)
 
 
 def _values(entry: dict[str, Any] | Raw) -> list[Any]:
-    return [bytes(entry)] if isinstance(entry, Raw) else list(entry.get("data", {}).values())
+    return [entry] if isinstance(entry, Raw) else list(entry.get("data", {}).values())
+
+
+def _held(value: str | Raw) -> int:
+    return getsizeof(value) if isinstance(value, str) else memoryview(value).nbytes
 
 
 @dataclass(frozen=True, slots=True)

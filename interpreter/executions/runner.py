@@ -174,7 +174,8 @@ class Runner:
         work.turn = request.kernel is None or self._kernels.join(request.key, request.kernel, ticket)
         self._works[ticket] = work
         self._turns[ticket] = lambda: _your_turn(work)
-        self._tasks.start(self._work(work), name=f"execution {work.execution.id}")
+        task = self._tasks.start(self._work(work), name=f"execution {work.execution.id}")
+        task.add_done_callback(lambda _task: self._never_began(work))
 
     async def _work(self, work: Work) -> None:
         execution = work.execution
@@ -187,21 +188,30 @@ class Runner:
             log.error("an execution failed for a fault of ours", exc_info=error, extra={"execution": execution.id})
             result = InternalError("The execution failed, for a fault of ours.")
         finally:
-            if execution.request.kernel is not None:
-                self.leave(execution.request.key, execution.request.kernel, _ticket(execution))
-            self._turns.pop(_ticket(execution), None)
-            self._table.leave(execution.request.key, self._clock())
-            del self._works[_ticket(execution)]
-            if self._released and not isinstance(result, Answer):
-                result = _goes_on(execution)
-            execution.end(result, self._clock())
-            self._store.finished(execution, self._clock())
-            if isinstance(result, Answer):
-                self._recorder.ended(execution, result, settle=work.settle)
-            elif not self._released:
-                self._recorder.dropped(execution)
-                work.settle()
-            log.info("execution ended", extra=_fields(execution, result))
+            self._over(work, result)
+
+    def _over(self, work: Work, result: Answer | ServiceError) -> None:
+        execution = work.execution
+        if execution.request.kernel is not None:
+            self.leave(execution.request.key, execution.request.kernel, _ticket(execution))
+        self._turns.pop(_ticket(execution), None)
+        self._table.leave(execution.request.key, self._clock())
+        del self._works[_ticket(execution)]
+        if self._released and not isinstance(result, Answer):
+            result = _goes_on(execution)
+        execution.end(result, self._clock())
+        self._store.finished(execution, self._clock())
+        if isinstance(result, Answer):
+            self._recorder.ended(execution, result, settle=work.settle)
+        elif not self._released:
+            self._recorder.dropped(execution)
+            work.settle()
+        log.info("execution ended", extra=_fields(execution, result))
+
+    def _never_began(self, work: Work) -> None:
+        """End an execution whose task was cancelled before its first step, of which nothing runs then."""
+        if self._works.get(_ticket(work.execution)) is work:
+            self._over(work, InternalError("The service was stopped."))
 
     async def _result(self, work: Work) -> Answer:
         """Run it; raise ServiceError if it never ran."""

@@ -70,6 +70,7 @@ class Store:
         """Say that ``execution`` has ended; from now on it may be forgotten."""
         name = (execution.scope, execution.id)
         if self._all.get(name) is execution and name not in self._finished:
+            execution.shed()
             self._finished[name] = size = execution.size()
             self._bytes += size
         self.expire(now)
