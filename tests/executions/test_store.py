@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -48,6 +50,38 @@ async def test_bounded_in_number_and_bytes_oldest_first_but_never_what_runs() ->
     finish(store, big, 0, "x" * 50_000)
     assert len(store) == 1
     assert store.get(running.id, None, 0) is running
+
+
+async def test_what_an_execution_was_given_is_not_held_once_it_has_ended() -> None:
+    store = Store(keep_s=10)
+    asked = request(execution_id="a", code="c" * 2**20, stdin="s" * 2**20, env={"E": "e" * 2**20})
+    execution = store.add(asked)
+    finish(store, execution, 0)
+    assert (execution.request.code, execution.request.stdin, execution.request.env) == ("", None, {})
+    assert execution.size() < 10_000
+    assert store.known(asked, 1) is execution, "its repetition is known all the same"
+    with pytest.raises(ExecutionIdTaken):
+        store.known(request(execution_id="a", code="other"), 1)
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "€", "𝒳"])
+async def test_what_is_kept_takes_no_more_memory_than_its_limit(letter: str) -> None:
+    """However wide its letters: one outside the BMP makes each of its text take four bytes."""
+    limit = 4 * 2**20
+    store = Store(keep_s=10, max_bytes=limit)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(20):
+            finish(store, store.add(request()), 0, letter + "x" * 2**18)
+        for _ in range(3000):
+            finish(store, store.add(request()), 0)
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(store) > 500
+    assert held < 1.1 * limit
 
 
 async def test_ids_of_ours_are_unguessable_and_of_callers_within_their_scope() -> None:
