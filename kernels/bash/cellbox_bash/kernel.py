@@ -23,9 +23,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cellbox_wire import Cell, Ending, Error, Kernel, Language
+from cellbox_wire import Cell, Ending, Error, Kernel, Language, processes
 
-from . import processes, scripts, shown
+from . import scripts, shown
 from .shell import Ended, Shell
 
 _INSIST_S = 1.0
@@ -39,9 +39,11 @@ _BYE_S = 1.0
 _CHECK_S = 5.0
 _MOST_MATCHES = 1000
 _FOR_PROGRAMS = {"TERM": "dumb", "NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat"}
+_LONGEST_NAME = 1000
 _WORD = re.compile(r"[^\s;|&()<>\"'`=]*$")
-_COMMAND_BEFORE = re.compile(r"(?:^|[\n;|&(`!{]|\b(?:then|do|else|elif|if|while|until|time))\s*$")
-_NAME_AT = re.compile(r"[^\s;|&()<>\"'`=${}]*")
+_COMMAND_BEFORE = re.compile(r"(?:^|[\n;|&(`!{]|\b(?:then|do|else|elif|if|while|until|time))$")
+_NAME_END = re.compile(r"[^\s;|&()<>\"'`=${}]*$")
+_NAME = re.compile(r"[^\s;|&()<>\"'`=${}]*")
 _INCOMPLETE = re.compile(r"unexpected end of file|unexpected EOF|delimited by end-of-file")
 
 _INTERRUPTED = Ending(130, Error("KeyboardInterrupt", ""))
@@ -110,7 +112,7 @@ class Bash(Language):
             self._at(_INSIST_S, self._insist)
 
     async def complete(self, code: str, cursor: int) -> tuple[list[str], int, int]:
-        before = code[:cursor]
+        before = code[max(cursor - _LONGEST_NAME, 0) : cursor]
         match = _WORD.search(before)
         word = match[0] if match is not None else ""
         prefix = ""
@@ -118,7 +120,7 @@ class Bash(Language):
             prefix = "${" if word.startswith("${") else "$"
             kind = "-v"
         else:
-            starts = _COMMAND_BEFORE.search(before[: len(before) - len(word)]) is not None
+            starts = _COMMAND_BEFORE.search(before[: len(before) - len(word)].rstrip(" \t")) is not None
             kind = "-c" if starts and "/" not in word else "-f"
         await self._settle(revive=True)
         _, answer = await self._shell.ask(f"\\builtin compgen {kind} -- {shlex.quote(word.removeprefix(prefix))}\n")
@@ -126,13 +128,11 @@ class Bash(Language):
         return [prefix + match for match in found], cursor - len(word), cursor
 
     async def inspect(self, code: str, cursor: int) -> dict[str, Any] | None:
-        start = cursor
-        while start and _NAME_AT.fullmatch(code, start - 1, cursor):
-            start -= 1
-        match = _NAME_AT.match(code, start)
-        if match is None or not match[0]:
+        first, rest = _NAME_END.search(code[max(cursor - _LONGEST_NAME, 0) : cursor]), _NAME.match(code, cursor)
+        name = (first[0] if first is not None else "") + (rest[0] if rest is not None else "")
+        if not name:
             return None
-        name = shlex.quote(match[0])
+        name = shlex.quote(name)
         await self._settle(revive=True)
         script = f"\\builtin declare -p -- {name}\n\\builtin type -- {name}\n\\builtin help -- {name}\n"
         _, answer = await self._shell.ask(script)
@@ -174,7 +174,7 @@ class Bash(Language):
 
     async def _execute(self, cell: Cell) -> Ending:
         source = _source(cell.code)
-        guarded = scripts.GUARDED.search(source) is not None
+        guarded = scripts.is_guarded(source)
         if cell.env or cell.cwd is not None or guarded:
             try:
                 script = scripts.entering(cell.env, cell.cwd, guarded=guarded, folder=str(self._folder))

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 PIECE_MAX = 16 * 2**20
 """Bytes of a file that are shown at most."""
 
-GUARDED = re.compile(rb"\btrap\b(?s:.*?)(?:EXIT\b|exit\b|\b0\b)|\btrap\b(?:[ \t]+-p)?[ \t]*(?:$|[;&|>)])", re.MULTILINE)
-"""Cells that may set, or list, a trap on EXIT: they get a ``trap`` that keeps it apart from the shell's."""
+_TRAP_WORD = re.compile(rb"\btrap\b")
+_EXIT_WORD = re.compile(rb"EXIT\b|\bexit\b|\b0\b")
+_LISTING = re.compile(rb"\btrap\b(?: -p)? {0,9}(?:$|[;&|>)])", re.MULTILINE)
 
 BYE = b'\\builtin eval "${__cellbox_exit-}"\n'
 """Runs the user's trap on EXIT."""
@@ -143,12 +144,19 @@ def files(folder: str) -> dict[str, str]:
         "save": _SAVE,
         "exit": _EXIT,
         "trap": _TRAP.replace("ARM", _ARM),
-        "status": "\\builtin return $1\n",
+        "status": '\\builtin return "$1"\n',
     }
     quoted = shlex.quote(folder)
     if quoted != folder:
         raise ValueError(f"{folder}: no folder for files that a shell is to find")
     return {name: text.replace("FOLDER", folder).replace("LIMIT", str(PIECE_MAX + 1)) for name, text in texts.items()}
+
+
+def is_guarded(cell: bytes) -> bool:
+    """Whether ``cell`` may set or list a trap on EXIT: then it gets a ``trap`` that keeps it apart from the shell's."""
+    if _TRAP_WORD.search(cell) is None:
+        return False
+    return _EXIT_WORD.search(cell) is not None or _LISTING.search(cell) is not None
 
 
 @dataclass(frozen=True)
