@@ -17,8 +17,8 @@ class ExecHandler(ApiHandler):
             raise NotBuilt("Accept: text/event-stream is not built yet; ask for application/json.")
         service = self.api.service
         execution = service.submit(exec_request(body, self.api.limits))
-        if not execution.named:
-            self.when_client_leaves(lambda: service.cancel(execution))
+        # A named one runs on, and what it was given counts as long as it is held: until this handler has its answer.
+        self.when_client_leaves((lambda: None) if execution.named else (lambda: service.cancel(execution)))
         answer = await service.settle(execution)
         self.send(answer.to_json())
 

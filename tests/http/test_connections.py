@@ -107,6 +107,25 @@ async def test_a_body_at_the_limit_is_taken(served: Served):
     assert (await served.raw(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)).status == 200
 
 
+async def test_what_a_named_execution_was_given_counts_until_it_ends_though_its_caller_has_left(served: Served):
+    """Else callers who name, send and leave would have the service hold a large body for each execution it takes."""
+    served.service.hold = True
+    served.api.bodies.limit = 3 * 2**20
+    for number in range(2):
+        body = json.dumps(json.loads(EXEC) | {"execution_id": f"e{number}", "stdin": "x" * 2**20}).encode()
+        _, writer = await served.connect()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda number=number: len(served.service.requests) > number)
+        writer.close()
+        await until(lambda: not served.server.connections)
+    assert served.api.bodies.used > 2 * 2**20
+    reply = await served.exec(stdin="x" * 2**20)
+    assert (reply.status, reply.code) == (429, "too_many_bodies")
+    for number in range(2):
+        served.service.cancel(served.service.execution(f"e{number}", "u1"))
+    await until(lambda: served.api.bodies.used == 0)
+
+
 async def test_large_bodies_share_a_budget_that_small_ones_do_not_need(served: Served):
     served.api.bodies.limit = 3 * 2**20
     served.service.hold = True
