@@ -147,7 +147,7 @@ def _remove(file: Path, prefix: str, within_s: float) -> None:
         # Again: now that it is dead nobody writes it any more, and its start may have come further meanwhile.
         state = read_state(file, prefix)
         if state.first is not None:
-            ending.kill_if_started_at(*state.first)
+            _end(*state.first)
         gone = ending.end_groups(state.groups, within_s=within_s)
     except FileNotFoundError:
         pass  # it removed itself
@@ -160,7 +160,7 @@ def _remove(file: Path, prefix: str, within_s: float) -> None:
 
 
 def _end(pid: int, started: int) -> None:
-    """Kill a supervisor, and wait until it is dead."""
+    """Kill the process that started then, and wait until it is dead: of a namespace's first one, all in it are dead by then."""
     pidfd = _alive(pid, started)
     if pidfd is None:
         return

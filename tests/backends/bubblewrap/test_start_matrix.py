@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -176,22 +177,56 @@ _AS_NOBODY = '''
 '''
 
 
-@needs_bubblewrap
-@pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="needs a Python that everybody may run")
-def test_without_root_one_tenant_and_warnings_that_say_so() -> None:
+_ADOPT_AS_NOBODY = """
+    import asyncio, json, os, signal, sys
+    from pathlib import Path
+    from interpreter.backends.base import SandboxId, SandboxSpec
+    from interpreter.backends.bubblewrap.backend import BubblewrapBackend
+
+    BOOT = ["/bin/bash", "-c", "sleep 600 & echo up >/opt/workspace/said; wait"]
+
+    async def main(root):
+        backend = BubblewrapBackend(root=root / "data", lock=root / "lock", idle_s=60, probe_uid=None, venv=root / "venv",
+            boot=lambda config: BOOT)
+        await backend.check()
+        places = [root / "data" / name for name in ("workspace", "user", "link")]
+        if not places[0].exists():
+            for place in places: place.mkdir()
+            for number in "01": await backend.start(SandboxSpec(SandboxId(number * 16), None, None, *places))
+            while not (places[0] / "said").exists(): await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = {sandbox.id: sandbox for sandbox in await backend.adoptable()}
+        removed = await backend.remove_leftovers(frozenset(["0" * 16]))
+        ends = [(await asyncio.wait_for(found["1" * 16].wait(), 10)).status]
+        await found["0" * 16].stop()
+        ends.append((await found["0" * 16].wait()).status)
+        await backend.aclose()
+        left = [entry.name for entry in (root / "data" / ".run").iterdir()]
+        print(json.dumps([sorted(found), removed, ends, left, (await backend.adoptable()) == []]))
+
+    asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
+    """Run a program as a user without rights, with a place and an environment of its own."""
     system = "/usr/bin/python3"
+    if not os.access(system, os.X_OK):
+        pytest.skip("needs a Python that everybody may run")
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     version = subprocess.run([system, "--version"], capture_output=True, text=True, check=True)
     if not version.stdout.startswith(f"Python {ours}."):
         pytest.skip(f"/usr/bin/python3 is not Python {ours}, whose packages are here")
     root = Path(tempfile.mkdtemp(prefix="cellbox-test-"))  # not tmp_path, whose parents others may not enter
-    try:
-        subprocess.run([system, "-m", "venv", "--without-pip", root / "venv"], check=True)
-        for place in [root, *root.rglob("*")]:
-            os.chown(place, NOBODY, NOBODY, follow_symlinks=False)
-        path = ":".join([entry for entry in sys.path if entry.endswith("site-packages")] + [os.getcwd(), "runtime"])
-        done = subprocess.run(
-            [system, "-B", "-c", textwrap.dedent(_AS_NOBODY), root],
+    subprocess.run([system, "-m", "venv", "--without-pip", root / "venv"], check=True)
+    for place in [root, *root.rglob("*")]:
+        os.chown(place, NOBODY, NOBODY, follow_symlinks=False)
+    path = ":".join([entry for entry in sys.path if entry.endswith("site-packages")] + [os.getcwd(), "runtime"])
+
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [system, "-B", "-c", textwrap.dedent(program), root],
             user=NOBODY,
             group=NOBODY,
             extra_groups=[],
@@ -201,16 +236,38 @@ def test_without_root_one_tenant_and_warnings_that_say_so() -> None:
             check=False,
             timeout=60,
         )
-        assert done.returncode == 0, done.stderr
-        warnings, single, status, (inside, processes, prefix, path, packages) = json.loads(done.stdout)
-        assert single
-        assert status == 0
-        assert inside == "1000"
-        assert int(processes) < 1000
-        assert prefix == "/opt/cellbox/venv"
-        assert "/opt/cellbox/venv/lib/" in path
-        assert packages == "0", "the host's own packages are not there"
-        assert "one scope only" in warnings[0]
-        assert "not limited" in warnings[1]
-    finally:
-        shutil.rmtree(root)
+
+    yield run
+    shutil.rmtree(root)
+
+
+AsNobody = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@needs_bubblewrap
+def test_without_root_one_tenant_and_warnings_that_say_so(as_nobody: AsNobody) -> None:
+    done = as_nobody(_AS_NOBODY)
+    assert done.returncode == 0, done.stderr
+    warnings, single, status, (inside, processes, prefix, path, packages) = json.loads(done.stdout)
+    assert single
+    assert status == 0
+    assert inside == "1000"
+    assert int(processes) < 1000
+    assert prefix == "/opt/cellbox/venv"
+    assert "/opt/cellbox/venv/lib/" in path
+    assert packages == "0", "the host's own packages are not there"
+    assert "one scope only" in warnings[0]
+    assert "not limited" in warnings[1]
+
+
+@needs_bubblewrap
+def test_without_root_and_cgroups_sandboxes_are_adopted_too(as_nobody: AsNobody) -> None:
+    assert as_nobody(_ADOPT_AS_NOBODY).returncode == -signal.SIGKILL
+    done = as_nobody(_ADOPT_AS_NOBODY)
+    assert done.returncode == 0, done.stderr
+    found, removed, ends, left, nothing = json.loads(done.stdout)
+    assert found == ["0" * 16, "1" * 16]
+    assert removed == 1
+    assert ends == [None, 137]
+    assert left == []
+    assert nothing
