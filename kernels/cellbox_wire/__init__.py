@@ -3,7 +3,8 @@
 A kernel is a ``Language``: it runs cells in a child process and says what came of them; ``serve`` does the rest.
 
 ``language`` is what a kernel writes to; ``kernel`` serves requests with it; ``sockets`` and ``messages`` speak with clients;
-``output`` tells them what cells wrote, in either of two forms; ``pump`` reads a pipe.
+``output`` tells them what cells wrote, in either of two forms; ``pump`` reads a pipe;
+``processes`` finds what a cell has started.
 """
 
 from .kernel import Kernel, serve

@@ -15,7 +15,7 @@ from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.utils import ensure_event_loop
 
-from tests.kernels.conftest import PYTHON, REPOSITORY
+from tests.kernels.conftest import NODE, PYTHON, REPOSITORY
 
 PATIENCE_S = 20.0
 
@@ -28,7 +28,7 @@ class Client:
         self.manager = KernelManager(kernel_name=language, kernel_spec_manager=specs, transport="ipc")
         self.manager.connection_file = f"{folder}/c.json"
         self.manager.ip = f"{folder}/s"
-        path = f"{PYTHON.parent}:{os.defpath}"
+        path = f"{PYTHON.parent}:{NODE}:{os.defpath}"
         self.manager.start_kernel(cwd=folder, env={"HOME": folder, "PATH": path, "LANG": "C.UTF-8", "TMPDIR": folder})
         self.client = self.manager.blocking_client()
         self.client.start_channels()
@@ -111,6 +111,14 @@ def bash(folder):
     if not PYTHON.exists():
         pytest.skip("the sandboxes' environment is not installed: make install")
     with connected("bash", folder) as client:
+        yield client
+
+
+@pytest.fixture
+def node(folder):
+    if not PYTHON.exists():
+        pytest.skip("the sandboxes' environment is not installed: make install")
+    with connected("node", folder) as client:
         yield client
 
 
@@ -248,3 +256,180 @@ def test_bash_dies_with_the_kernel(bash):
     os.kill(bash.manager.provisioner.pid, signal.SIGKILL)
     while shell in os.listdir("/proc"):
         time.sleep(0.01)
+
+
+def test_node_runs_cells(node):
+    reply, messages = node.end(node.begin("const x = 41; console.log('out'); console.error('err'); x + 1"))
+    assert (reply["status"], reply["execution_count"]) == ("ok", 1)
+    kinds = [content.get("execution_state", kind) for kind, content in messages]
+    assert kinds == ["busy", "execute_input", "stream", "stream", "execute_result", "idle"]
+    assert messages[-2][1]["data"] == {"text/plain": "42"}
+    reply, messages = node.end(node.begin("null.x"))
+    assert (reply["status"], reply["ename"]) == ("error", "TypeError")
+    assert [content["traceback"] for kind, content in messages if kind == "error"] == [reply["traceback"]]
+    assert reply["traceback"][-1] == "    at cell-2.js:1:6"
+    _, messages = node.end(node.begin("console.log('a'); display.html('<b>'); console.log('c')"))
+    told = [
+        content.get("text", "").strip() or content.get("data", {}).get("text/html") for _, content in messages[2:-1]
+    ]
+    assert told == ["a", "<b>", "c"]
+
+
+def test_node_tells_late_output_as_that_of_its_cell(node):
+    request = node.begin("setTimeout(() => console.log('late'), 100); console.log('now')")
+    node.end(request)
+    assert node.run("await new Promise(r => setTimeout(r, 400)); console.log('second')")[1] == "second\n"
+    (late,) = (message for message in node.others if message["msg_type"] == "stream")
+    assert (late["parent_header"]["msg_id"], late["content"]) == (request, {"name": "stdout", "text": "late\n"})
+
+
+def test_node_tells_all_of_much_output(node):
+    _, out, _ = node.run("for (let i = 0; i < 100_000; i++) console.log('y'.repeat(99))")
+    assert len(out) == 10_000_000
+    _, out, err = node.run(
+        "console.error('é'.repeat(10 ** 6)); require('child_process').execSync('echo hi', {stdio: 'inherit'})"
+    )
+    assert (out, err) == ("hi\n", "é" * 10**6 + "\n")
+
+
+NODE_INTERRUPTED = [
+    "while (true) {}",
+    "await new Promise(() => {})",
+    "await null; while (true) {}",
+    "require('child_process').execSync('sleep 60')",
+    "require('child_process').execSync('trap \"\" INT; sleep 60; sleep 60')",
+]
+
+
+@pytest.mark.parametrize("code", NODE_INTERRUPTED)
+def test_node_is_interrupted_and_keeps_its_state(node, code):
+    node.run("const x = 1")
+    request = node.begin(f"console.log('on'); {code}")
+    node.until_written(request)
+    began = time.monotonic()
+    node.manager.interrupt_kernel()
+    reply, _ = node.end(request)
+    assert time.monotonic() - began < 4
+    assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
+    assert node.run("console.log(x)")[1] == "1\n"
+
+
+def test_node_that_cannot_be_stopped_is_replaced(node):
+    request = node.begin("console.log('on'); require('crypto').pbkdf2Sync('a', 'b', 2 ** 31 - 1, 64, 'sha512')")
+    node.until_written(request)
+    node.manager.interrupt_kernel()
+    reply, messages = node.end(request)
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "its variables are lost" in "".join(content.get("text", "") for _, content in messages)
+    assert node.run("console.log(1)")[1] == "1\n"
+
+
+def test_node_is_interrupted_by_a_message(node):
+    request = node.begin("console.log('on'); await new Promise(() => {})")
+    node.until_written(request)
+    node.client.control_channel.send(node.client.session.msg("interrupt_request", {}))
+    assert node.end(request)[0]["ename"] == "KeyboardInterrupt"
+    assert node.client.get_control_msg(timeout=PATIENCE_S)["content"] == {"status": "ok"}
+
+
+def test_node_that_exits_is_an_error_and_is_replaced(node):
+    reply, out, _ = node.run("console.log('last'); process.exit(3)")
+    assert (reply["ename"], reply["evalue"], out) == ("KernelExited", "3", "last\n")
+    reply, _, _ = node.run("process.abort()")
+    assert (reply["ename"], reply["evalue"]) == ("KernelExited", "134")
+    assert node.run("setTimeout(() => process.exit(), 10); void 0")[0]["status"] == "ok"
+    while node.run("await new Promise(r => setTimeout(r, 20)); globalThis.kept ??= 1; void 0")[0]["status"] == "ok":
+        break
+    assert node.run("console.log('on')")[1] == "on\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("let a = 1", "complete"),
+        ("const a: number = 1", "complete"),
+        ("await fetch()", "complete"),
+        ("function f() {", "incomplete"),
+        ("foo(1,", "incomplete"),
+        ("`a\n", "incomplete"),
+        ("/* a", "incomplete"),
+        ("let a = )", "invalid"),
+    ],
+)
+def test_node_knows_what_is_complete(node, code, wanted):
+    assert node.reply(node.client.is_complete(code))["status"] == wanted
+
+
+def test_node_completes(node):
+    node.run(
+        "const my_object = {first_key: 1, get second_key() { throw new Error('asked') }}, ü_name = {deep: {er: 1}}"
+    )
+    rows = {
+        "my_obj": (["my_object"], 0),
+        "1 + my_object.": (["first_key", "second_key"], 14),
+        "'🎉'; my_object.fi": (["first_key"], 15),
+        "my_object?.fi": (["first_key"], 11),
+        "my_object.second_key.x": ([], 21),
+        "JSON.str": (["stringify"], 5),
+        "require('fs').": ([], 14),
+        "awai": (["await"], 0),
+        "no_such.": ([], 8),
+    }
+    for code, (wanted, start) in rows.items():
+        reply = node.reply(node.client.complete(code))
+        own = [match for match in reply["matches"] if not match.startswith("__") and match not in OBJECT_NAMES]
+        assert (own, reply["cursor_start"], reply["cursor_end"]) == (wanted, start, len(code)), code
+
+
+OBJECT_NAMES = {
+    "constructor",
+    "hasOwnProperty",
+    "isPrototypeOf",
+    "propertyIsEnumerable",
+    "toLocaleString",
+    "toString",
+    "valueOf",
+}
+
+
+def test_node_says_what_a_name_is(node):
+    node.run("function my_function(a) { return a + 1 }; const my_object = {key: 7}")
+
+    def inspected(code, cursor=None):
+        reply = node.reply(node.client.inspect(code, cursor))
+        return reply["data"].get("text/plain") if reply["found"] else None
+
+    assert "return a + 1" in inspected("my_function")
+    assert inspected("my_object.key") == "7"
+    assert inspected("1 + my_object", 6) == "{ key: 7 }"
+    assert inspected("no_such_name") is None
+
+
+def test_node_answers_everything_else(node):
+    information = node.reply(node.client.kernel_info())
+    assert (information["language_info"]["name"], information["protocol_version"]) == ("javascript", "5.4")
+    assert information["language_info"]["version"].startswith("22.")
+    assert node.reply(node.client.history())["history"] == []
+
+
+def test_node_dies_with_the_kernel_also_while_it_is_busy(node):
+    process = node.run("console.log(process.pid)")[1].strip()
+    node.until_written(node.begin("console.log('on'); while (true) {}"))
+    os.kill(node.manager.provisioner.pid, signal.SIGKILL)
+    while process in os.listdir("/proc"):
+        time.sleep(0.01)
+
+
+def test_node_leaves_nothing(folder):
+    with connected("node", folder) as client:
+        process = client.run("require('child_process').spawn('sleep', ['300']); console.log(process.pid)")[1].strip()
+        client.shut_down()
+    left = [name for name in os.listdir("/proc") if name.isdecimal() and _group(name) == process]
+    assert left == []
+
+
+def _group(pid):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        state, _, group = file.read().rpartition(")")[2].split()[:3]
+        return group if state != "Z" else ""  # ended; who is to reap it is none of ours
+    return ""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cellbox_wire import Pump
+from cellbox_wire import Pump, processes
 
 from .memory import heap_mib
 
@@ -73,6 +73,10 @@ class Child:
         with contextlib.suppress(OSError):  # full: then it has been told often enough
             os.write(self._control, b"%d\n" % number)
         self._signal(signal.SIGINT)
+
+    def kill_children(self, since: int) -> None:
+        """SIGKILL what it has started from ``since`` on, in ``processes.ticks``."""
+        processes.kill_below(self._process.pid, since)
 
     def kill(self) -> None:
         """End it and its process group. May be repeated; ``ended`` is called when it is done."""

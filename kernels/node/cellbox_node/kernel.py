@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
-from cellbox_wire import Cell, Ending, Error, Kernel, Language, Pump
+from cellbox_wire import Cell, Ending, Error, Kernel, Language, Pump, processes
 
 from .child import Child
 from .marks import MarkReader
@@ -24,8 +24,10 @@ _START_S = 20.0
 _SETTLE_S = 1.0
 """For an interrupt that is still looking for what to stop when its cell is over."""
 
-_LAST_RESORT_S = 1.0
-"""After the second interrupt, where nobody else ends a kernel that does not hear."""
+_CHILDREN_S = 0.7
+_LAST_RESORT_S = 3.0
+"""After an interrupt that was not heard, until the children of the cell are ended, and until Node itself is, where nobody else
+sees to that."""
 
 _INTERRUPTED = Error("KeyboardInterrupt", "", ["KeyboardInterrupt"])
 
@@ -57,8 +59,11 @@ class Node(Language):
         self._cell: Cell | None = None
         self._number = 0
         self._interrupts = 0  # of the running cell
+        self._begun = 0
         self._unsettled = False
         self._settled = asyncio.Event()
+        self._held: dict[int, dict[str, Any]] = {}
+        """Displays whose place among the text has not come yet."""
         self._answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._status: asyncio.Future[int] = self._loop.create_future()
 
@@ -70,7 +75,7 @@ class Node(Language):
         secret = self._kernel.secret or secrets.token_hex(16)
         with self._outputs(secret) as outputs:
             self._child = Child(self._receive, self._ended, outputs)
-        self._child.send({"type": "hello", "secret": secret})
+        self._child.send({"type": "hello", "secret": secret, "places": not self._kernel.marks})
         async with asyncio.timeout(_START_S):
             ready = await self._answered()
         if ready is None:
@@ -85,7 +90,7 @@ class Node(Language):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_S):
                     await self._settled.wait()
-        self._cell, self._number, self._interrupts = cell, cell.number, 0
+        self._cell, self._number, self._interrupts, self._begun = cell, cell.number, 0, processes.ticks()
         try:
             with _input(cell.stdin) as stdin:
                 request = {"number": cell.number, "count": cell.count, "code": cell.code, "env": dict(cell.env)}
@@ -114,7 +119,8 @@ class Node(Language):
         self._unsettled = True
         self._settled.clear()
         self._child.interrupt(self._cell.number)
-        if self._interrupts == 2 and not self._kernel.marks:
+        if self._interrupts == 1 and not self._kernel.marks:
+            self._loop.call_later(_CHILDREN_S, self._end_children, self._cell)
             self._loop.call_later(_LAST_RESORT_S, self._end_cell, self._cell)
 
     async def complete(self, code: str, cursor: int) -> tuple[list[str], int, int]:
@@ -168,19 +174,31 @@ class Node(Language):
                     self._answered_with(message)
             case "answer" | "ready":
                 self._answered_with(message)
-            case "display" if isinstance(number, int) and (data := _bundle(message.get("data"))):
-                self._drain()
-                metadata, identity = message.get("metadata"), message.get("display_id")
-                content: dict[str, Any] = {"data": data, "metadata": metadata if isinstance(metadata, dict) else {}}
-                content["transient"] = {"display_id": identity} if isinstance(identity, str) else {}
-                kind = "update_display_data" if message.get("update") else "display_data"
-                self._kernel.publish(number, kind, content)
-            case "clear" if isinstance(number, int):
-                self._drain()
-                self._kernel.publish(number, "clear_output", {"wait": bool(message.get("wait"))})
+            case "display" | "clear" if isinstance(number, int) and isinstance(message.get("place"), int):
+                if self._kernel.marks:
+                    self._show(message)
+                else:  # when what was written before it has been read
+                    self._held[message["place"]] = message
             case "settled":
                 self._unsettled = False
                 self._settled.set()
+
+    def _shown(self, place: int) -> None:
+        """Here is the place of a display among the text. It was sent before this was written."""
+        if self._child is not None:
+            self._child.drain()
+        if (message := self._held.pop(place, None)) is not None:
+            self._show(message)
+
+    def _show(self, message: dict[str, Any]) -> None:
+        number = message["number"]
+        if message["type"] == "clear":
+            self._kernel.publish(number, "clear_output", {"wait": bool(message.get("wait"))})
+        elif data := _bundle(message.get("data")):
+            metadata, identity = message.get("metadata"), message.get("display_id")
+            content: dict[str, Any] = {"data": data, "metadata": metadata if isinstance(metadata, dict) else {}}
+            content["transient"] = {"display_id": identity} if isinstance(identity, str) else {}
+            self._kernel.publish(number, "update_display_data" if message.get("update") else "display_data", content)
 
     def _answered_with(self, message: dict[str, Any]) -> None:
         if not self._answer.done():
@@ -209,6 +227,11 @@ class Node(Language):
         lines = [f"KernelExited: the Node process ended with {what}; its variables are lost"]
         return Ending(code or 1, Error("KernelExited", str(code), lines))
 
+    def _end_children(self, cell: Cell) -> None:
+        if self._cell is cell and self._child is not None:
+            self._child.kill_children(self._begun)
+            self._child.interrupt(cell.number)
+
     def _end_cell(self, cell: Cell) -> None:
         """The last resort: the state is lost."""
         if self._cell is cell and self._child is not None:
@@ -230,7 +253,7 @@ class Node(Language):
             for stream in (1, 2):
                 read, write = os.pipe2(os.O_CLOEXEC)
                 theirs.append(write)
-                reader = MarkReader(secret, self._kernel.output.write, partial(self._raw, stream))
+                reader = MarkReader(secret, self._kernel.output.write, partial(self._raw, stream), self._shown)
                 self._readers.append(reader)
                 self._pumps.append(Pump(read, reader.feed))
             yield theirs[0], theirs[1]
@@ -247,6 +270,8 @@ class Node(Language):
             if not pump.closed:
                 pump.drain()
             reader.settle()
+        for place in sorted(self._held):
+            self._show(self._held.pop(place))
 
 
 @contextlib.contextmanager

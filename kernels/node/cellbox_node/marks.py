@@ -12,13 +12,21 @@ _LONGEST = 64
 class MarkReader:
     """Takes one pipe of the process apart.
 
-    text: called with execution, stream 1 or 2, and bytes. raw: called with bytes of children and native code.
+    text: called with execution, stream 1 or 2, and bytes. raw: called with bytes of children and native code. shown: called with
+    the number of a display where that has its place among them.
     """
 
-    def __init__(self, secret: str, text: Callable[[int, int, bytes], None], raw: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        secret: str,
+        text: Callable[[int, int, bytes], None],
+        raw: Callable[[bytes], None],
+        shown: Callable[[int], None],
+    ) -> None:
         self._prefix = b"\x1b]cellbox;" + secret.encode() + b";"
-        self._mark = re.compile(re.escape(self._prefix) + rb"t;(\d{1,15});([12]);(\d{1,4})\a")
+        self._mark = re.compile(re.escape(self._prefix) + rb"(?:t;(\d{1,15});([12]);(\d{1,4})|d;(\d{1,15}))\a")
         self._text = text
+        self._shown = shown
         self._raw = raw
         self._pending = b""
 
@@ -41,7 +49,11 @@ class MarkReader:
                 at = start + len(self._prefix)  # what only looks like a mark is output
                 self._raw(data[start:at])
                 continue
-            number, stream, size = map(int, mark.groups())
+            if mark[4] is not None:
+                at = mark.end()
+                self._shown(int(mark[4]))
+                continue
+            number, stream, size = int(mark[1]), int(mark[2]), int(mark[3])
             if len(data) - mark.end() < size:
                 self._pending = data[start:]
                 return

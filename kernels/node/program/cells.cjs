@@ -25,14 +25,14 @@ class Cells {
     this.output = null;
     this.current = null;
     this.last = null;
+    this.places = 0;
     this.stopped = false; // whether any cell ever was: then loops of earlier ones have to be told
     this.owners = new AsyncLocalStorage();
     this.columns = new Map();
     installTraces((file, line, column) => (this.columns.has(file) ? this.columns.get(file)(line, column) : column));
     const display = makeDisplay(
-      ({ data, metadata, display_id, update }) =>
-        send({ type: 'display', number: this.owner(), data, metadata, display_id, update }),
-      (wait) => send({ type: 'clear', number: this.owner(), wait }),
+      (shown) => this.tell({ type: 'display', ...shown }),
+      (wait) => this.tell({ type: 'clear', wait }),
     );
     const helper = {
       go: (value) => this.go(value),
@@ -45,6 +45,13 @@ class Cells {
   /** The number of the execution that the running code belongs to: of the cell that started it, else of the last one. */
   owner() {
     return (this.owners.getStore() ?? this.last)?.number ?? 0;
+  }
+
+  /** Send what the running code shows, with its place among what it writes. */
+  tell(message) {
+    this.places += 1;
+    this.send({ ...message, number: this.owner(), place: this.places });
+    this.output.place(this.places);
   }
 
   execute({ number, count, code, env, cwd, input }) {

@@ -14,7 +14,9 @@ const KEYWORDS =
 
 /** Matches for the name that ends at `cursor`, and where it begins. */
 function complete(code, cursor) {
-  const [, chain, name] = CHAIN.exec(code.slice(0, cursor)) ?? [null, '', ''];
+  const found = CHAIN.exec(code.slice(0, cursor));
+  if (found === null) return { matches: [], start: cursor, end: cursor };
+  const [, chain, name] = found;
   const all = chain === '' ? [...properties(globalThis), ...KEYWORDS.split(' ')] : properties(lookUp(chain).value);
   const matches = [...new Set(all)].filter((match) => match.startsWith(name) && /^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(match));
   return { matches: matches.sort().slice(0, MOST), start: cursor - name.length, end: cursor };

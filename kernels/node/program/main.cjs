@@ -31,8 +31,8 @@ for (const file of Object.keys(require.cache)) delete require.cache[file];
 
 const cells = new Cells(send);
 const serving = {
-  hello({ secret }) {
-    cells.output = new Output(secret, () => cells.owner());
+  hello({ secret, places }) {
+    cells.output = new Output(secret, () => cells.owner(), places);
     cells.output.setInput(null);
     interrupts.listen(control, cells, (number) => send({ type: 'settled', number }));
     catchSigint();

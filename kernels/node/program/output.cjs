@@ -4,6 +4,10 @@
 //
 //     ESC ] cellbox ; SECRET ; t ; EXECUTION ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
 //
+// and, for a reader that shows text and displays in one place, where a display belongs:
+//
+//     ESC ] cellbox ; SECRET ; d ; NUMBER BEL
+//
 // Each is one write of at most 4096 bytes, which a pipe keeps whole. Bytes between marks are of children and native code.
 //
 // Promises: a write is done when it returns, so nothing is lost at `process.exit()` and the order is that of the code; what a cell
@@ -20,9 +24,10 @@ const O_NONBLOCK = fs.constants.O_NONBLOCK;
 const { writeSync, writevSync, fstatSync, statSync, openSync, closeSync, readFileSync } = fs;
 
 class Output {
-  /** `owner()`: the number of the execution that the running code belongs to. */
-  constructor(secret, owner) {
+  /** `owner()`: the number of the execution that the running code belongs to. `places`: whether displays are marked too. */
+  constructor(secret, owner, places) {
     this.owner = owner;
+    this.places = places;
     this.prefix = `\x1b]cellbox;${secret};`;
     // Opened anew: closed on exec, and blocking whatever children do to the descriptors that they inherit.
     this.pipes = [1, 2].map((descriptor) => openSync(`/proc/self/fd/${descriptor}`, 'w'));
@@ -45,6 +50,11 @@ class Output {
       writevSync(pipe, [Buffer.from(`${head}${end - start}\x07`), bytes.subarray(start, end)]);
       start = end;
     }
+  }
+
+  /** Tell that a display, sent before this, has its place here. */
+  place(number) {
+    if (this.places) writeSync(this.pipes[0], `${this.prefix}d;${number}\x07`);
   }
 
   /** Put right what a cell or its children did to the streams. */
