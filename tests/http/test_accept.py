@@ -12,8 +12,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from interpreter import app
 from interpreter.http import accept
-from tests.http.scripted import Served, read_reply, serving
+from interpreter.http.server import ConnectionLimits
+from tests.http.scripted import Served, read_reply, serving, until
 
 
 @contextmanager
@@ -101,3 +103,28 @@ async def test_an_acceptor_may_be_closed_twice_and_while_it_waits(monkeypatch: p
         await asyncio.sleep(2 * accept.PAUSE_S)
     assert took == []
     listening.close()
+
+
+async def test_all_addresses_together_have_so_many_connections() -> None:
+    async with serving(connections=ConnectionLimits(max_connections=2)) as served:
+        held = [await served.connect() for _ in range(2)]
+        await until(lambda: served.server.connections == 2)
+        reader, writer = await served.connect()
+        assert (await read_reply(reader)).code == "too_many_connections"
+        for _, one in [*held, (reader, writer)]:
+            one.close()
+        await until(lambda: not served.server.connections)
+        assert (await served.exec()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("open_files", "sandboxes", "connections", "per_address"),
+    [(65_536, 100, 4096, 1024), (1024, 100, 560, 560), (1024, 10, 920, 920), (256, 100, 16, 16), (20, 1, 16, 16)],
+)
+def test_connections_leave_descriptors_to_sandboxes(
+    open_files: int, sandboxes: int, connections: int, per_address: int
+) -> None:
+    limits, warning = app._connection_limits(open_files, sandboxes)
+    assert (limits.max_connections, limits.max_per_address) == (connections, per_address)
+    assert bool(warning) == (connections == 16)
+    assert not warning or "SANDBOX_MAX_SESSIONS" in warning
