@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from interpreter.app import SANDBOX_DESCRIPTORS
 from tests.e2e.callers import Caller, Reply, calling
 from tests.e2e.conftest import Cellbox
-from tests.e2e.test_soak import resident_mb
+from tests.e2e.test_soak import descriptors, resident_mb
 
 Serve = Callable[..., Cellbox]
 
@@ -95,6 +96,21 @@ async def _listed(caller: Caller, scopes: set[str]) -> set[tuple[str, str]]:
     """Scope and session of every sandbox that the service lists."""
     replies = {scope: await caller.call("GET", f"/v1/scopes/{scope}/sessions") for scope in scopes}
     return {(scope, row["session"]) for scope, reply in replies.items() for row in reply.body["sessions"]}
+
+
+def test_a_sandbox_takes_few_descriptors_of_the_service_whatever_runs_in_it(cellbox: Cellbox, scope: str) -> None:
+    cellbox.cell("1", scope=scope, session="first")
+    before = descriptors(cellbox)
+    for number in range(4):
+        session = {"scope": scope, "session": f"s{number}"}
+        for context in ("a", "b", "c"):
+            cellbox.cell("import subprocess; p = subprocess.Popen(['sleep', '60'])", context=context, **session)
+        cellbox.exec("sleep 60 & echo $!", language="bash", **session)
+        cellbox.cell("print('x' * 2_000_000)", context="a", **session)
+    assert descriptors(cellbox) - before <= 4 * (SANDBOX_DESCRIPTORS - 1)
+    for number in range(4):
+        cellbox.client.delete(f"/v1/scopes/{scope}/sessions/s{number}?force=true")
+    cellbox.wait_for(lambda: descriptors(cellbox) <= before, within_s=5)
 
 
 # --- a flood is its own ------------------------------------------------------------------------------------------------
