@@ -293,8 +293,7 @@ class Connection:
             case Finished() | Refused():
                 pending = self._executions.pop(message.id, None)
                 if pending is None or pending.end.done():
-                    self.settle([message.id])  # nobody waits for it, so it need not be kept
-                    return self._drop()
+                    return self._drop()  # not settled: a service that is ending waits no more, and the next one will
                 pending.end.set_result(message)
                 pending.changed.set()
                 return True
