@@ -398,3 +398,21 @@ async def test_two_services_and_one_data_root_take_turns(house: House) -> None:
     found = await house.backend.adoptable()
     assert {sandbox.id for sandbox in found} == set(started)
     await asyncio.gather(*(sandbox.stop() for sandbox in found))
+
+
+@by_state_files
+@pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+async def test_whenever_a_busy_service_is_killed_its_successor_finds_all(house: House, rounds: int) -> None:
+    """Starts, stops and adoptions cut short at any moment, again and again: at the end nothing is anywhere."""
+    kept = 0
+    for number in range(rounds):
+        async with service(house, "churn") as process:
+            assert process.stdout is not None
+            line = await asyncio.wait_for(process.stdout.readline(), 30)
+            kept += json.loads(line)["kept"]
+            await asyncio.sleep((number * 0.037) % 0.4)
+    assert kept > 0
+    await house.backend.adoptable()
+    await house.backend.remove_leftovers()
+    # A supervisor that had not noted anything yet gives up by itself.
+    await until(lambda: not house.processes(zombies=True) and not list((house.root / ".run").iterdir()))
