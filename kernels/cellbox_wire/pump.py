@@ -22,12 +22,19 @@ them else, which costs both sides more than the lines do."""
 class Pump:
     """Reads the pipe ``descriptor``, which it owns, until its end or ``close``.
 
-    receive: called in the loop with what comes, 1 byte to 256 KiB. ended: called once, at the end of the pipe.
+    receive: called in the loop with what comes, 1 byte to 256 KiB. ended: called once, at the end of the pipe. prompt: without
+    gathering, for answers that somebody waits for.
     """
 
     def __init__(
-        self, descriptor: int, receive: Callable[[bytes], None], ended: Callable[[], None] = lambda: None
+        self,
+        descriptor: int,
+        receive: Callable[[bytes], None],
+        ended: Callable[[], None] = lambda: None,
+        *,
+        prompt: bool = False,
     ) -> None:
+        self._prompt = prompt
         self._descriptor = descriptor
         self._receive = receive
         self._ended = ended
@@ -61,7 +68,7 @@ class Pump:
         now = self._loop.time()
         self._quick = self._quick + 1 if now - self._read_at < _QUICK_S else 0
         self._read_at = now
-        if self._quick >= _BUSY and size < _PIPE // 2 and not self.closed:
+        if not self._prompt and self._quick >= _BUSY and size < _PIPE // 2 and not self.closed:
             self._loop.remove_reader(self._descriptor)
             self._timer = self._loop.call_later(_GATHER_S, self._gathered)
 

@@ -59,7 +59,7 @@ class Child:
                 os.close(descriptor)
         os.set_blocking(self._requests, False)
         os.set_blocking(self._control, False)
-        self._answers = Pump(answers, self._take)
+        self._answers = Pump(answers, self._take, prompt=True)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pidfd, self._on_end)
 
