@@ -232,7 +232,7 @@ def _record(execution: Execution) -> ExecutionRecord:
         session=execution.session,
         id=execution.id,
         named=execution.named,
-        digest=execution.digest,
+        digest=execution.digest if execution.named else b"",
         request=msgspec.msgpack.encode(request if whole else _stripped(request)),
         whole=whole,
     )
@@ -245,7 +245,7 @@ def _answered(execution: Execution, text: bytes | None, *, file: str | None = No
         session=execution.session,
         id=execution.id,
         named=execution.named,
-        digest=execution.digest,
+        digest=execution.digest if execution.named else b"",
         request=msgspec.msgpack.encode(_stripped(execution.request)),
         whole=False,
         answer=text,
