@@ -61,6 +61,7 @@ def service_config(settings: Settings) -> ServiceConfig:
             user=PurePosixPath(settings.user_mount_target),
             venv=environments.INSIDE_VENV,
             cpus=settings.cpus,
+            memory_mib=settings.memory_mb,
             pip_index_url=settings.pip_index_url,
             npm_registry=settings.npm_registry,
         ),

@@ -25,13 +25,15 @@ def tenant_environment(
     user: PurePath,
     venv: PurePath,
     cpus: float,
+    memory_mib: int | None = None,
     pip_index_url: str = "",
     npm_registry: str = "",
 ) -> dict[str, str]:
     """Return the environment of tenants' programs, complete.
 
     user: long-term directory of the scope as programs see it. venv: the sandbox's Python environment, likewise.
-    cpus: what numeric libraries may assume. pip_index_url, npm_registry: empty for the tools' own defaults.
+    cpus: what numeric libraries may assume. memory_mib: the limit of the sandbox, for programs that see no control groups;
+    None: not said. pip_index_url, npm_registry: empty for the tools' own defaults.
     """
     local = user / ".local"
     threads = str(max(1, math.ceil(cpus)))
@@ -65,6 +67,8 @@ def tenant_environment(
         "DEBIAN_FRONTEND": "noninteractive",
         **dict.fromkeys(_THREADS, threads),
     }
+    if memory_mib is not None:
+        variables["CELLBOX_MEMORY_MIB"] = str(memory_mib)
     if pip_index_url:
         variables["PIP_INDEX_URL"] = pip_index_url
     if npm_registry:

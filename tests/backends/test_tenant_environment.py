@@ -24,6 +24,11 @@ def test_libraries_get_as_many_threads_as_cores_rounded_up(cpus: float, threads:
     assert tenant_environment(user=USER, venv=VENV, cpus=cpus)["OMP_NUM_THREADS"] == threads
 
 
+def test_programs_can_see_how_much_memory_they_have() -> None:
+    assert "CELLBOX_MEMORY_MIB" not in tenant_environment(user=USER, venv=VENV, cpus=1)
+    assert tenant_environment(user=USER, venv=VENV, cpus=1, memory_mib=512)["CELLBOX_MEMORY_MIB"] == "512"
+
+
 def test_what_the_user_installs_comes_before_what_came_with_the_sandbox() -> None:
     variables = tenant_environment(user=USER, venv=VENV, cpus=1)
     assert variables["PATH"].split(":")[:2] == ["/opt/user/.local/bin", "/opt/cellbox/venv/bin"]

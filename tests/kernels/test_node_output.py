@@ -293,3 +293,23 @@ async def test_what_outlives_the_process_is_ended_with_it(sandbox):
     async with asyncio.timeout(3):
         while process.exists():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.02)
+
+
+async def test_a_full_heap_is_a_death_that_says_so(sandbox):
+    sandbox.config.environment["CELLBOX_MEMORY_MIB"] = "128"
+    outcome = await sandbox.run("const all = []; for (;;) all.push(new Array(1000).fill(1.5))", language="node")
+    assert (outcome.status, outcome.exit_code, outcome.reason) == ("died", 134, "crash")
+    assert "JavaScript heap out of memory" in outcome.stderr
+    assert (await sandbox.run("typeof all", language="node")).results[0].data["text/plain"] == "'undefined'"
+
+
+async def test_a_cell_of_any_size_runs(sandbox):
+    """Long in bytes, in lines, in one expression."""
+    outcome = await sandbox.run(f"const long = '{'é' * 500_000}'; long.length", language="node")
+    assert outcome.results[0].data["text/plain"] == "500000"
+    outcome = await sandbox.run("let n = 0\n" + "n += 1\n" * 30_000 + "n", language="node")
+    assert outcome.results[0].data["text/plain"] == "30000"
+    outcome = await sandbox.run(f"[{'1,' * 200_000}].length", language="node")
+    assert outcome.results[0].data["text/plain"] == "200000"
+    outcome = await sandbox.run("let deep = " + "1 + " * 3_000 + "1; deep", language="node")
+    assert outcome.results[0].data["text/plain"] == "3001"

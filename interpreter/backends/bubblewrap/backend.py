@@ -120,7 +120,10 @@ class BubblewrapBackend(Backend):
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start the supervisor and wait until the first process of the namespace exists."""
         self._refuse_wrong_ids(spec)
-        environment = tenant_environment(user=argv.USER, venv=environments.INSIDE_VENV, cpus=spec.limits.cpus)
+        limits = spec.limits
+        environment = tenant_environment(
+            user=argv.USER, venv=environments.INSIDE_VENV, cpus=limits.cpus, memory_mib=limits.memory_mib
+        )
         config = encode_config(
             link=str(argv.LINK / protocol.LINK_SOCKET),
             workspace=str(argv.WORKSPACE),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _SHARE = 0.75
@@ -11,12 +12,16 @@ _SHARE = 0.75
 _LEAST_MIB = 64
 
 
-def heap_mib(root: Path = Path("/")) -> int | None:
+def heap_mib(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the limit for the heap, from the limits of memory on this process; None where none is known.
 
-    root: of the file system with ``proc`` and ``sys``.
+    root: of the file system with ``proc`` and ``sys``. environment: where those are not seen, its ``CELLBOX_MEMORY_MIB`` is the
+    limit.
     """
     limits = [limit for file in _files(root) if (limit := _limit(file)) is not None]
+    told = environment.get("CELLBOX_MEMORY_MIB", "")
+    if told.isdecimal() and len(told) < 10:
+        limits.append(int(told) * 2**20)
     if not limits:
         return None
     return max(int(min(limits) * _SHARE / 2**20), _LEAST_MIB)
