@@ -50,6 +50,7 @@ class Kernel:
         self._parents: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._number = 0
         self._count = 0
+        self._running: Request | None = None
         self._aborts = False
         """Whether the executions that wait are not to be run, since the last one failed."""
         self._parent_pid = os.getppid()
@@ -60,10 +61,10 @@ class Kernel:
     async def serve(self) -> None:
         """Serve until shut down."""
         await self._language.start()
-        serving = None
+        serving = on_sigint = None
         try:
             self._sockets = Sockets(self.connection_file, self._receive)
-            self._loop.add_signal_handler(signal.SIGINT, self._language.interrupt)
+            on_sigint = signal.signal(signal.SIGINT, self._on_sigint)
             self._loop.add_signal_handler(signal.SIGTERM, self._end)
             if self._may_be_orphaned:
                 self._loop.call_later(_ORPHAN_EVERY_S, self._look_for_parent)
@@ -71,6 +72,8 @@ class Kernel:
             await asyncio.wait([self._over, serving], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self._language.close()
+            if on_sigint is not None:
+                signal.signal(signal.SIGINT, on_sigint)
             if serving is not None:
                 serving.cancel()
                 await asyncio.wait([serving])
@@ -175,6 +178,7 @@ class Kernel:
 
     async def _execute(self, request: Request) -> None:
         cell = self._cell(request)
+        self._running = request
         if "cellbox" not in request.metadata and not cell.silent:
             self._sockets.publish("execute_input", {"code": cell.code, "execution_count": cell.count}, request.header)
         self.output.begin(cell.number)
@@ -190,6 +194,7 @@ class Kernel:
             if not cell.silent:
                 self.publish(cell.number, "error", told)
         self.output.end(cell.number)
+        self._running = None
         content |= {"exit_code": ending.exit_code, "execution_count": cell.count, "published": self._sockets.published}
         self._sockets.reply("shell", request, content)
         self._aborts = ending.error is not None and bool(request.content.get("stop_on_error", True))
@@ -234,6 +239,15 @@ class Kernel:
 
     def _status(self, state: str, request: Request) -> None:
         self._sockets.publish("status", {"execution_state": state}, request.header)
+
+    def _on_sigint(self, *_: object) -> None:
+        """Note at once what is meant: by the time that the loop gets to it, the next execution may have begun."""
+        if self._running is not None:
+            self._loop.call_soon_threadsafe(self._interrupt, self._running)
+
+    def _interrupt(self, request: Request) -> None:
+        if request is self._running:
+            self._language.interrupt()
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class Language(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Somebody wants the running cell to end, or there is none. Called for each SIGINT and each request; never blocks."""
+        """Somebody wants the running cell to end. Called for each SIGINT while one runs, and for each request; never blocks."""
 
     @abstractmethod
     async def close(self) -> None:
