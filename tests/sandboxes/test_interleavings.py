@@ -87,10 +87,14 @@ class Sandboxes:
         """All that ever began, oldest first."""
         self.left: set[int] = set()
         self.gone: set[int] = set()
+        self.fresh = True
+        """Whether nothing but adoptions came yet: they are the first that a service does."""
 
     def steps(self) -> list[Step]:
         found: list[Step] = [("wait",), ("reap",)]
         for key in (A, B):
+            if self.fresh and (key in self.taken() or len(self.taken()) < self.table.limit):
+                found.append(("adopt", key))
             if self.leases[key] < 2:
                 found.append(("enter", key))
             if self.leases[key]:
@@ -103,12 +107,13 @@ class Sandboxes:
         return found
 
     def do(self, name: str, *arguments: Any) -> None:
+        self.fresh = self.fresh and name == "adopt"
         getattr(self, f"_{name}")(*arguments)
 
     def state(self) -> Hashable:
         ages = [min(self.now - row.used_at, IDLE_S) for row in self.rows]
         rows = [(r.key, r.phase, age, n in self.gone) for n, (r, age) in enumerate(zip(self.rows, ages, strict=True))]
-        return tuple(rows), self.leases[A], self.leases[B]
+        return tuple(rows), self.leases[A], self.leases[B], self.fresh
 
     def taken(self) -> set[Key]:
         """Keys that have room, by our own record."""
@@ -132,6 +137,14 @@ class Sandboxes:
 
     def _begin(self, key: Key) -> None:
         self.rows.append(self.table.begin(key, SandboxId(f"{len(self.rows):016x}"), self.now))
+
+    def _adopt(self, key: Key) -> None:
+        sandbox = SandboxId(f"{len(self.rows):016x}")
+        if self.table.row(key) is not None:
+            with pytest.raises(ValueError, match="one sandbox"):
+                self.table.adopt(key, sandbox, self.now)
+            return
+        self.rows.append(self.table.adopt(key, sandbox, self.now))
 
     def _ready(self, n: int) -> None:
         self.table.ready(self.rows[n], self.now)
@@ -249,6 +262,7 @@ class Lives:
             found += [("ran", home, told) for home in (ONE, TWO) for told in ("new", "kept", "lost", None)]
         for home in (ONE, TWO):
             found += [("gone", home), ("sandbox_gone", home, "oom"), ("sandbox_gone", home, "deleted")]
+            found += [("found", home, True), ("found", home, False)]
             if self.queue[PY]:  # whoever restarts it has a place in its queue
                 found.append(("restarted", home))
         found += [("ended_by_owner",), ("forget",)]
@@ -323,6 +337,11 @@ class Lives:
         self.kernels.sandbox_gone(A, home, reason)
         if here:
             self.lost = reason != "deleted"
+
+    def _found(self, home: SandboxId, there: bool) -> None:
+        here = self.alive and self.kernel is not None and self.kernel.home == home
+        self.kernels.found(A, home, [PY] if there else [])
+        self.lost = self.lost or (here and not there)
 
     def _ended_by_owner(self) -> None:
         self.kernels.ended_by_owner(A)
