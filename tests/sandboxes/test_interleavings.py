@@ -250,6 +250,8 @@ class Lives:
         self.tickets = 0
         self.lost = False
         """Whether the kernel PY was lost, and no answer has said so."""
+        self.unseen = False
+        """Whether it ended unseen, so that its sandbox may still tell why."""
         self.generation = 0
 
     def steps(self) -> list[Step]:
@@ -274,7 +276,7 @@ class Lives:
     def state(self) -> Hashable:
         kernel = self.kernel
         known = kernel and (kernel.alive, kernel.home, kernel.restarted, kernel.loss, kernel.generation > 0)
-        return known, self.lost, len(self.queue[PY]), len(self.queue[OTHER])
+        return known, self.lost, self.unseen, len(self.queue[PY]), len(self.queue[OTHER])
 
     @property
     def kernel(self) -> Kernel | None:
@@ -314,6 +316,7 @@ class Lives:
         if not was_alive and at_home and told not in ("new", "lost"):
             assert life == Life("kept", self.generation), "the end of its sandbox is the next answer's to tell"
             return
+        self.unseen = False
         if told == "lost":
             assert (life.state, life.reason) == ("lost", "crash")
         else:
@@ -328,7 +331,8 @@ class Lives:
         self.generation = life.generation
 
     def _gone(self, home: SandboxId) -> None:
-        here = self.alive and self.kernel is not None and self.kernel.home == home
+        here = (self.alive or self.unseen) and self.kernel is not None and self.kernel.home == home
+        self.unseen = self.unseen and not here
         assert self.kernels.gone(A, PY, home, "crash") == here
         self.lost = self.lost or here
 
@@ -342,20 +346,22 @@ class Lives:
         here = self.alive and self.kernel is not None and self.kernel.home == home
         self.kernels.found(A, home, [PY] if there else [])
         self.lost = self.lost or (here and not there)
+        self.unseen = self.unseen or (here and not there)
 
     def _ended_by_owner(self) -> None:
         self.kernels.ended_by_owner(A)
-        self.lost = False
+        self.lost = self.unseen = False
 
     def _restarted(self, home: SandboxId) -> None:
         known = self.kernel is not None
+        self.unseen = False
         self.kernels.restarted(A, PY, home, 1.0)
         self.lost = self.lost and not known
         self.generation += known
 
     def _forget(self) -> None:
         self.kernels.forget(A)
-        self.lost, self.generation = False, 0
+        self.lost, self.unseen, self.generation = False, False, 0
 
 
 def turns_go_round_in_order(world: Lives) -> None:
