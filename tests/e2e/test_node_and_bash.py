@@ -256,6 +256,41 @@ def test_a_shell_killed_from_elsewhere_costs_no_other_kernel(cellbox: Cellbox, s
     assert text_of(cellbox.cell("x", scope=scope)) == "1"
 
 
+HOSTILE = {
+    "bash kills its kernel": ("bash", "kill -9 $PPID; sleep 60"),
+    "bash stops itself": ("bash", "kill -STOP $$"),
+    "bash stops its kernel": ("bash", "kill -STOP $PPID; sleep 60"),
+    "bash closes what it can": ("bash", "for ((i = 0; i < 300; i++)); do eval \"exec $i>&-\"; done 2>/dev/null; sleep 60"),
+    "bash floods all it has": ("bash", "for f in /proc/$$/fd/* /proc/$PPID/fd/*; do yes forged >$f & done 2>/dev/null; sleep 60"),
+    "node kills its kernel": ("node", "process.kill(process.ppid, 'SIGKILL'); await new Promise(() => {})"),
+    "node stops itself": ("node", "process.kill(process.pid, 'SIGSTOP')"),
+    "node stops its kernel": ("node", "process.kill(process.ppid, 'SIGSTOP'); while (true) {}"),
+    "node closes what it can": (
+        "node", "for (let i = 3; i < 300; i++) try { require('fs').closeSync(i) } catch {}\nwhile (true) {}"),
+    "node aborts": ("node", "process.abort()"),
+    "node fills its heap": ("node", "const all = []; while (true) all.push(new Array(1e5).fill(Math.random()))"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_whatever_a_cell_does_is_answered_in_time_and_the_next_one_works(
+    cellbox: Cellbox, scope: str, name: str
+) -> None:
+    language, code = HOSTILE[name]
+    cellbox.cell(SET[language], scope=scope, language=language)
+    cellbox.cell("y = 1", scope=scope)
+    began = time.monotonic()
+    answer = cellbox.cell(code, scope=scope, language=language, timeout=3 if "heap" in name else TIMEOUT_S)
+    assert time.monotonic() - began < 3 * _load() + GRACE_S + SLACK_S
+    assert answer["status"] in ("died", "timeout", "error"), answer
+    after = cellbox.cell({"node": "1 + 1", "bash": "echo 2"}[language], scope=scope, language=language)
+    assert after["status"] == "ok", after
+    assert after["generation"] == (2 if answer["state"] == "lost" else 1)
+    if answer["state"] == "kept":
+        assert cellbox.cell(SHOW[language], scope=scope, language=language)["stdout"] == "42\n"
+    assert text_of(cellbox.cell("y", scope=scope)) == "1"
+
+
 # --- output ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,58 @@
+"""One execution: what it makes of a foreign kernel's messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sandboxd.channels import Received
+from sandboxd.execution import Running
+from sandboxd.processes import Exited
+from sandboxd.protocol import Execute, Outcome, OutputLimits
+
+LIMITS = OutputLimits(text=1000, results=1000, spill=0)
+
+
+def said(kind: str, content: dict[str, Any]) -> Received:
+    return Received(kind, "request", json.dumps(content).encode())
+
+
+REPLY = said("execute_reply", {"status": "ok", "execution_count": 1})
+IDLE = said("status", {"execution_state": "idle"})
+TEXT = said("stream", {"name": "stdout", "text": "text"})
+
+
+def outcome(messages: list[Received], *, marks: bool = False) -> tuple[bool, Outcome]:
+    """Return whether the messages ended it, and how."""
+    message = Execute("x", language="other", code="", timeout_s=1.0, grace_s=1.0, limits=LIMITS, stateful=True)
+    running = Running(message, 1, marks=marks)
+    for received in messages:
+        if received.type == "execute_reply":
+            running.on_shell(received, 0)
+        else:
+            running.on_iopub(received)
+    over = running.over.done()
+    running.end()
+    return over, running.outcome("kept", Exited(None), stopped=None)
+
+
+@pytest.mark.parametrize("messages", [[TEXT, IDLE, REPLY], [REPLY, TEXT, IDLE], [TEXT, REPLY, IDLE]])
+async def test_reply_and_idle_end_it_in_any_order(messages: list[Received]) -> None:
+    over, ended = outcome(messages)
+    assert over
+    assert (ended.status, ended.stdout, ended.truncated) == ("ok", "text", False)
+
+
+async def test_an_idle_that_never_came_means_that_messages_were_dropped() -> None:
+    over, ended = outcome([TEXT, REPLY])
+    assert not over
+    assert (ended.status, ended.stdout, ended.truncated) == ("ok", "text", True)
+
+
+async def test_a_kernel_of_ours_sends_none() -> None:
+    assert not outcome([TEXT, REPLY], marks=True)[1].truncated
+
+
+async def test_without_a_reply_nothing_is_known_to_be_missing() -> None:
+    assert not outcome([TEXT])[1].truncated
