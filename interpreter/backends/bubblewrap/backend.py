@@ -154,7 +154,8 @@ class BubblewrapBackend(Backend):
                 cause = shortage.told(error.errno) or "the log of the service has the reason"
                 raise BackendUnavailable(f"what an earlier service left could not be looked for: {cause}") from error
             raise
-        return [*(self._adopt(state, pidfd) for state, pidfd in alive), *(EndedSandbox(*each) for each in ended)]
+        found: list[Sandbox] = [self._adopt(state, pidfd) for state, pidfd in alive]
+        return found + [EndedSandbox(ident, end, self._run / f"{ident}{leftovers.ENDED}") for ident, end in ended]
 
     async def remove_leftovers(self, keep: frozenset[SandboxId] = frozenset()) -> int:
         """End what the state files and cgroups of this data root name."""

@@ -105,7 +105,7 @@ def adoptable(run: Path, prefix: str) -> Iterator[tuple[State, int]]:
 
 
 def ended(run: Path, alive: Set[str]) -> Iterator[tuple[SandboxId, End]]:
-    """Yield the sandboxes that are gone and whose end was noted; each is told once. alive: what was so a moment ago."""
+    """Yield the sandboxes that are gone and whose end was noted. alive: what was so a moment ago."""
     for file in sorted(run.glob(f"*{ENDED}")):
         if not _ID.fullmatch(file.stem) or file.stem in alive or file.with_suffix(STATE).exists():
             continue  # not ours; told to its handle; not all of it is gone
@@ -113,7 +113,6 @@ def ended(run: Path, alive: Set[str]) -> Iterator[tuple[SandboxId, End]]:
             yield SandboxId(file.stem), read_end(file)
         except (NotOurs, FileNotFoundError):
             continue  # remove() says so
-        file.unlink(missing_ok=True)
 
 
 def remove(

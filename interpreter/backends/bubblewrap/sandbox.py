@@ -28,14 +28,16 @@ _LINE_BYTES = 2**16
 
 
 class EndedSandbox(Sandbox):
-    """A sandbox that ended while there was no service to be told."""
+    """A sandbox that ended while there was no service to be told. note: the file that says how."""
 
-    def __init__(self, ident: SandboxId, end: leftovers.End) -> None:
+    def __init__(self, ident: SandboxId, end: leftovers.End, note: Path) -> None:
         self.id = ident
         self._end = end
+        self._note = note
 
     async def stop(self) -> None:
-        """Do nothing: it has ended."""
+        """Remove the note, the last of it; until then each service is told again, should this one be killed too."""
+        self._note.unlink(missing_ok=True)
 
     async def wait(self) -> SandboxExit:
         """Return how it ended."""
