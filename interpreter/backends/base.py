@@ -142,7 +142,8 @@ class Backend(abc.ABC):
     async def adoptable(self) -> list[Sandbox]:
         """Return the running sandboxes that an earlier service on this data root left, and those that ended since it did.
 
-        Of the latter only those whose end was noted, until they are stopped or removed. Raises BackendError where they could not be looked for.
+        Of the latter only those whose end was noted, until they are stopped or removed. Raises BackendError where they could
+        not be looked for.
         """
 
     @abc.abstractmethod
