@@ -313,3 +313,26 @@ async def test_a_cell_of_any_size_runs(sandbox):
     assert outcome.results[0].data["text/plain"] == "200000"
     outcome = await sandbox.run("let deep = " + "1 + " * 3_000 + "1; deep", language="node")
     assert outcome.results[0].data["text/plain"] == "3001"
+
+
+async def test_interrupts_at_any_moment_lose_nothing(sandbox):
+    """Before the cell begins, in its code, while it is told, after it: the kernel stays, and the next cell is not meant."""
+    await sandbox.run(
+        "let kept = 0; const busy = (ms) => { const end = Date.now() + ms; while (Date.now() < end) {} }",
+        language="node",
+    )
+    cells = [
+        "busy(15)",
+        "await null; busy(15)",
+        "await new Promise(r => setTimeout(r, 15))",
+        "Array(50_000).fill({a: 1})",
+    ]
+    for turn in range(24):
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(sandbox.run(f"kept += 1; {cells[turn % 4]}", language="node", id=f"t{turn}"))
+            await asyncio.sleep(turn * 0.001)
+            sandbox.kernels.cancel(f"t{turn}")
+        assert running.result().status in ("ok", "interrupted"), running.result()
+        assert running.result().kernel == "kept"
+        after = await sandbox.run("busy(5); console.log(typeof kept)", language="node")
+        assert (after.status, after.stdout, after.stderr) == ("ok", "number\n", ""), (turn, after)

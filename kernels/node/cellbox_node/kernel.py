@@ -21,7 +21,7 @@ from .child import Child
 from .marks import MarkReader
 
 _START_S = 20.0
-_SETTLE_S = 1.0
+_SETTLE_S = 5.0
 """For an interrupt that is still looking for what to stop when its cell is over."""
 
 _CHILDREN_S = 0.7
@@ -60,7 +60,9 @@ class Node(Language):
         self._number = 0
         self._interrupts = 0  # of the running cell
         self._begun = 0
-        self._unsettled = False
+        self._sent = False
+        self._unsettled: set[int] = set()
+        """Cells for which an interrupt is still looking for what to stop."""
         self._settled = asyncio.Event()
         self._held: dict[int, dict[str, Any]] = {}
         """Displays whose place among the text has not come yet."""
@@ -71,7 +73,6 @@ class Node(Language):
         """See ``Language``."""
         self._answer = self._loop.create_future()
         self._status = self._loop.create_future()
-        self._unsettled = False
         secret = self._kernel.secret or secrets.token_hex(16)
         with self._outputs(secret) as outputs:
             self._child = Child(self._receive, self._ended, outputs)
@@ -86,17 +87,20 @@ class Node(Language):
         """See ``Language``."""
         if self._status.done():
             await self.start()
-        if self._unsettled:  # what it stops must not be of the next cell
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SETTLE_S):
-                    await self._settled.wait()
         self._cell, self._number, self._interrupts, self._begun = cell, cell.number, 0, processes.ticks()
         try:
+            if self._unsettled:  # what is still being stopped must not be this cell
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_SETTLE_S):
+                        await self._settled.wait()
+            if self._interrupts:
+                return Ending(130, _INTERRUPTED)
+            self._sent = True
             with _input(cell.stdin) as stdin:
                 request = {"number": cell.number, "count": cell.count, "code": cell.code, "env": dict(cell.env)}
                 done = await self._ask({"type": "execute", "cwd": cell.cwd, "input": stdin} | request)
         finally:
-            self._cell = None
+            self._cell, self._sent = None, False
         self._drain()
         if done is None:
             return await self._after_death()
@@ -116,7 +120,9 @@ class Node(Language):
         if self._cell is None or self._child is None:
             return
         self._interrupts += 1
-        self._unsettled = True
+        if not self._sent:
+            return
+        self._unsettled.add(self._cell.number)
         self._settled.clear()
         self._child.interrupt(self._cell.number)
         if self._interrupts == 1 and not self._kernel.marks:
@@ -179,9 +185,10 @@ class Node(Language):
                     self._show(message)
                 else:  # when what was written before it has been read
                     self._held[message["place"]] = message
-            case "settled":
-                self._unsettled = False
-                self._settled.set()
+            case "settled" if isinstance(number, int):
+                self._unsettled.discard(number)
+                if not self._unsettled:
+                    self._settled.set()
 
     def _shown(self, place: int) -> None:
         """Here is the place of a display among the text. It was sent before this was written."""
@@ -210,7 +217,7 @@ class Node(Language):
         for pump in self._pumps:
             pump.close()
         self._settled.set()
-        self._unsettled = False
+        self._unsettled.clear()
         self._status.set_result(status)
         if self._kernel.marks and not self._closing:
             self._kernel.end_as(status)

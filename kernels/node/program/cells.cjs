@@ -26,6 +26,7 @@ class Cells {
     this.current = null;
     this.last = null;
     this.places = 0;
+    this.early = 0;
     this.stopped = false; // whether any cell ever was: then loops of earlier ones have to be told
     this.owners = new AsyncLocalStorage();
     this.columns = new Map();
@@ -62,6 +63,10 @@ class Cells {
       before: { env: {}, cwd: null, there: null },
     };
     this.current = this.last = cell;
+    if (this.early === number) {
+      this.finish(cell, { thrown: new KeyboardInterrupt() });
+      return;
+    }
     this.output.restore();
     this.output.setInput(input);
     for (const name of Object.keys(env)) cell.before.env[name] = process.env[name];
@@ -152,7 +157,11 @@ class Cells {
   /** Interrupt the cell of that number, gently or `hard`; return whether it is over. Called while no code of it runs. */
   interrupt(number, hard) {
     const cell = this.current;
-    if (cell === null || cell.number !== number) return true;
+    if (number > (this.last?.number ?? 0)) {
+      this.early = number; // its request has not been read yet
+      return false;
+    }
+    if (cell?.number !== number) return true;
     this.stopped = cell.stopped = true;
     if (hard) this.finish(cell, { thrown: new KeyboardInterrupt() });
     return this.current !== cell;

@@ -74,12 +74,21 @@ function serve(descriptor) {
     });
   };
 
-  parentPort.on('message', (answer) => answered?.(answer));
-  new net.Socket({ fd: descriptor, readable: true, writable: false }).on('data', async (data) => {
-    if (busy) return; // it goes on until that one is over
+  const waiting = new Set();
+  const work = async () => {
+    if (busy) return;
     busy = true;
-    await interrupt(Number(data.toString().trim().split('\n').at(-1)));
+    for (const number of waiting) {
+      await interrupt(number);
+      waiting.delete(number);
+    }
     busy = false;
+  };
+
+  parentPort.on('message', (answer) => answered?.(answer));
+  new net.Socket({ fd: descriptor, readable: true, writable: false }).on('data', (data) => {
+    for (const line of data.toString().trim().split('\n')) waiting.add(Number(line));
+    work();
   });
 }
 
