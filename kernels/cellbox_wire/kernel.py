@@ -60,9 +60,9 @@ class Kernel:
 
     async def serve(self) -> None:
         """Serve until shut down."""
-        await self._language.start()
         serving = on_sigint = None
         try:
+            await self._language.start()
             self._sockets = Sockets(self.connection_file, self._receive)
             on_sigint = signal.signal(signal.SIGINT, self._on_sigint)
             self._loop.add_signal_handler(signal.SIGTERM, self._end)

@@ -151,6 +151,35 @@ async def test_cells_that_break_the_shell_for_the_kernel_cost_one_timeout_at_mos
     assert (outcome.stdout, outcome.status) == ("1\n", "ok")
 
 
+async def test_a_trap_on_errors_that_exits_ends_failing_cells_only(bash):
+    await bash("trap 'echo failed; exit 9' ERR; x=1")
+    for _ in range(2):
+        outcome = await bash("false; echo not")
+        assert (outcome.stdout, outcome.exit_code, outcome.stderr) == ("failed\n", 9, "")
+        outcome = await bash("echo $? $x $A; trap -p ERR", env={"A": "a", "NEW": "b"})
+        assert (outcome.stdout, outcome.status) == ("9 1 a\ntrap -- 'echo failed; exit 9' ERR\n", "ok")
+
+
+@pytest.mark.parametrize(
+    "code", ["set -t", "trap 'exit 3' DEBUG", "readonly PATH PWD OLDPWD", "shopt -s failglob nocasematch"]
+)
+async def test_what_ends_or_troubles_every_shell_is_outlived(bash, code):
+    await bash("x=1")
+    await bash(code)
+    await bash("exit 4")
+    outcome = await bash("echo $x")
+    assert (outcome.stdout, outcome.status) == ("1\n", "ok")
+
+
+async def test_late_writers_take_descriptors_and_give_them_back(bash):
+    for _ in range(40):
+        await bash("sleep 100 &")
+    held = "ls /proc/$PPID/fd | wc -l"
+    before = int((await bash(held)).stdout)
+    await bash("kill $(jobs -p); wait")
+    assert int((await bash(held)).stdout) <= before - 80
+
+
 async def test_a_dead_kernel_is_told(sandbox, bash):
     outcome = await bash("kill -9 $PPID; sleep 5")
     assert (outcome.status, outcome.reason, outcome.exit_code, outcome.kernel) == ("died", "crash", 137, "lost")

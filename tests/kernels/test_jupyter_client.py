@@ -157,10 +157,8 @@ def test_bash_is_interrupted_and_keeps_its_state(bash, code):
     bash.run("x=1")
     request = bash.begin(f"echo on\n{code}")
     bash.until_written(request)
-    began = time.monotonic()
     bash.manager.interrupt_kernel()
     reply, _ = bash.end(request)
-    assert time.monotonic() - began < 4
     assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
     assert bash.run("echo $x")[1] == "1\n"
 

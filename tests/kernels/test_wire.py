@@ -186,6 +186,13 @@ async def test_interrupts_reach_the_language_while_a_cell_runs(client):
     assert client.language.interrupted == 2
 
 
+async def test_an_interrupt_is_not_of_the_execution_after_it(client):
+    """Both are there when the loop looks, and it handles signals last."""
+    os.kill(os.getpid(), 2)
+    await client.run("show a", metadata=of_us())
+    assert client.language.interrupted == 0
+
+
 @pytest.mark.parametrize(
     "metadata",
     [

@@ -123,7 +123,9 @@ class Bash(Language):
             starts = _COMMAND_BEFORE.search(before[: len(before) - len(word)].rstrip(" \t")) is not None
             kind = "-c" if starts and "/" not in word else "-f"
         await self._settle(revive=True)
-        _, answer = await self._shell.ask(f"\\builtin compgen {kind} -- {shlex.quote(word.removeprefix(prefix))}\n")
+        _, answer = await self._shell.ask(
+            f"\\builtin compgen {kind} -- {shlex.quote(word.removeprefix(prefix))} || :\n"
+        )
         found = sorted(set(answer.decode("utf-8", "replace").splitlines()))[:_MOST_MATCHES]
         return [prefix + match for match in found], cursor - len(word), cursor
 
@@ -134,7 +136,7 @@ class Bash(Language):
             return None
         name = shlex.quote(name)
         await self._settle(revive=True)
-        script = f"\\builtin declare -p -- {name}\n\\builtin type -- {name}\n\\builtin help -- {name}\n"
+        script = "".join(f"\\builtin {tell} -- {name} || :\n" for tell in ("declare -p", "type", "help"))
         _, answer = await self._shell.ask(script)
         text = answer.decode("utf-8", "replace")
         return {"text/plain": text} if text else None

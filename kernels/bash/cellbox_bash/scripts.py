@@ -2,7 +2,10 @@
 
 The state of a shell, as ``save`` writes it, is a script that makes it again: options, functions, variables, aliases, traps,
 the directory, the umask, the positional parameters. Before it stands what the kernel wants to know. What a script cannot make
-again is lost with a shell: jobs, open descriptors, limits. An ``exit`` inside a function saves its locals as if they were global.
+again is lost with a shell: jobs, open descriptors, limits, traps on DEBUG and RETURN. An ``exit`` inside a function saves its
+locals as if they were global.
+
+Since a trap on ERR may be ``exit``, traps are set last, and a command of ours that may fail stands in a list.
 
 ``PROMPT_COMMAND`` is no state: nobody is prompted, and what it reads would be our lines.
 
@@ -65,7 +68,6 @@ _SAVE = r"""
 \builtin shopt -p
 \builtin umask -p
 \builtin printf '\\builtin cd -- %q\n' "$PWD"
-\builtin trap -p
 \builtin declare -p
 \builtin set +o
 \builtin printf '\\builtin set +e --'
@@ -74,6 +76,8 @@ if ((${#@})); then \builtin printf ' %q' "$@"; fi
 \builtin declare -f
 \builtin declare -F
 \builtin alias -p
+\builtin printf '\\builtin unset -f trap\n'
+\builtin trap -p
 \builtin printf '#cellbox end\n'
 """
 
@@ -191,7 +195,7 @@ def is_armed(folder: str, exit_trap: bytes) -> bool:
 
 def revived(saved: bytes, *, forced: bool) -> bytes:
     """Return a script for a new shell. forced: the old one would not hear, and what may have been the cause is left out."""
-    parts = [saved, b"\\builtin set +e\n"]
+    parts = [saved, b"\\builtin set +et\n"]
     if forced:
         parts.append(b"\\builtin trap - INT\n\\builtin unset -v TMOUT\n")
     return b"".join(parts)
@@ -204,11 +208,11 @@ def entering(env: Mapping[str, str], cwd: str | None, *, guarded: bool, folder: 
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"env: {name!r} cannot be the name of a variable in Bash")
     if env:
-        lines.append(f"\\builtin declare -p {' '.join(env)}")
+        lines.append(f"\\builtin declare -p {' '.join(env)} || :")
     if cwd is not None:
         lines.append('\\builtin printf \'#cellbox cwd\\n%q\\n%q\\n\' "$PWD" "${OLDPWD-}"')
         lines.append(f"\\builtin cd -- {shlex.quote(cwd)} || \\builtin return 1")
-    lines += [f"\\builtin export {name}={shlex.quote(value)}" for name, value in env.items()]
+    lines += [f"\\builtin export {name}={shlex.quote(value)} || :" for name, value in env.items()]
     if guarded:
         lines.append(f"\\builtin declare -F trap || \\builtin . {folder}/trap")
     return "\n".join([*lines, "\\builtin return 0\n"])
@@ -217,11 +221,11 @@ def entering(env: Mapping[str, str], cwd: str | None, *, guarded: bool, folder: 
 def leaving(env: Mapping[str, str], cwd: str | None, before: bytes, *, guarded: bool) -> bytes:
     """Return a script to be run after a cell. before: what ``entering`` printed."""
     variables, _, directories = before.partition(b"#cellbox cwd\n")
-    lines = [b"\\builtin unset -v " + " ".join(env).encode(), variables] if env else []
+    lines = [b"\\builtin unset -v %s || :" % " ".join(env).encode(), variables] if env else []
     if cwd is not None:
         back, old = directories.split(b"\n")[:2]
         there = shlex.quote(cwd).encode()
-        lines.append(b"if [[ . -ef %s ]]; then \\builtin cd -- %s; OLDPWD=%s; fi" % (there, back, old))
+        lines.append(b"if [[ . -ef %s ]]; then \\builtin cd -- %s || :; OLDPWD=%s; fi" % (there, back, old))
     if guarded:
-        lines.append(b"\\builtin unset -f trap")
+        lines.append(b"\\builtin unset -f trap || :")
     return b"\n".join(lines) + b"\n"

@@ -131,10 +131,15 @@ class Shell:
             for stream, pipe in enumerate(pipes, 1):
                 pumps.append(self._pump(pipe, partial(write, stream)))
             self._pipes = tuple(pumps)
-            before = f"\\builtin . {folder}/status {status} >/dev/null\n" if status else ""
+            before = f"\\builtin . {folder}/status {status} && :\n" if status else ""
             redirected = f"<{source[1] if stdin is not None else '/dev/null'} >{pipes[0]} 2>{pipes[1]}"
             ended, _ = await self._lines(f"{before}\\builtin . {cell} {redirected}\n")
             return ended
+        except OSError:  # no descriptor is left, for one; nobody will ever write there
+            for pump in pumps:
+                self._pumps.discard(pump)
+                pump.close()
+            raise
         finally:
             self._pipes = ()
             for pump in pumps:
