@@ -114,6 +114,15 @@ def bash(folder):
         yield client
 
 
+@pytest.fixture(scope="module")
+def lasting_bash() -> Iterator[Client]:
+    """For tests that leave the kernel as it was."""
+    if not PYTHON.exists():
+        pytest.skip("the sandboxes' environment is not installed: make install")
+    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as made, connected("bash", made) as client:
+        yield client
+
+
 @pytest.fixture
 def node(folder):
     if not PYTHON.exists():
@@ -191,8 +200,8 @@ def test_bash_aborts_what_waits_behind_an_error(bash):
         ("echo )", "invalid"),
     ],
 )
-def test_bash_knows_what_is_complete(bash, code, wanted):
-    assert bash.reply(bash.client.is_complete(code))["status"] == wanted
+def test_bash_knows_what_is_complete(lasting_bash, code, wanted):
+    assert lasting_bash.reply(lasting_bash.client.is_complete(code))["status"] == wanted
 
 
 @pytest.mark.parametrize(
@@ -206,17 +215,17 @@ def test_bash_knows_what_is_complete(bash, code, wanted):
         ("unali", "unalias", 0),
     ],
 )
-def test_bash_completes(bash, code, match, start):
-    bash.run("my_function() { :; }; my_variable=1; touch my_file")
-    reply = bash.reply(bash.client.complete(code))
+def test_bash_completes(lasting_bash, code, match, start):
+    lasting_bash.run("my_function() { :; }; my_variable=1; touch my_file")
+    reply = lasting_bash.reply(lasting_bash.client.complete(code))
     assert (reply["matches"], reply["cursor_start"], reply["cursor_end"]) == ([match], start, len(code))
 
 
-def test_bash_says_what_a_name_is(bash):
-    bash.run("my_function() { echo hi; }; my_variable=7")
+def test_bash_says_what_a_name_is(lasting_bash):
+    lasting_bash.run("my_function() { echo hi; }; my_variable=7")
 
     def inspected(code):
-        reply = bash.reply(bash.client.inspect(code))
+        reply = lasting_bash.reply(lasting_bash.client.inspect(code))
         return reply["data"].get("text/plain") if reply["found"] else None
 
     assert "echo hi" in inspected("my_function")
@@ -225,12 +234,12 @@ def test_bash_says_what_a_name_is(bash):
     assert inspected("no_such_name_at_all") is None
 
 
-def test_bash_answers_everything_else(bash):
-    information = bash.reply(bash.client.kernel_info())
+def test_bash_answers_everything_else(lasting_bash):
+    information = lasting_bash.reply(lasting_bash.client.kernel_info())
     assert (information["language_info"]["name"], information["protocol_version"]) == ("bash", "5.4")
-    assert bash.reply(bash.client.history())["history"] == []
-    assert bash.reply(bash.client.comm_info())["comms"] == {}
-    assert bash.client.is_alive()
+    assert lasting_bash.reply(lasting_bash.client.history())["history"] == []
+    assert lasting_bash.reply(lasting_bash.client.comm_info())["comms"] == {}
+    assert lasting_bash.client.is_alive()
 
 
 def test_bash_runs_the_users_trap_when_it_is_shut_down(bash, folder):

@@ -32,7 +32,7 @@ _INSIST_S = 1.0
 """From an interrupt to the next one and the end of children that ignore it, where the client sends but one."""
 
 _HANG_UP_S = 0.25
-_KILL_S = 0.15
+_KILL_S = 0.3
 """From the second interrupt to the shell's own end; short, since the client's patience ends at some time too."""
 
 _BYE_S = 1.0
