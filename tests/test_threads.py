@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from interpreter import threads
+from interpreter import app, threads
 
 
 def test_no_thread_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +33,12 @@ def test_a_host_that_allows_too_few_is_an_error_and_leaves_none(monkeypatch: pyt
     with pytest.raises(RuntimeError):
         threads.started(4)
     assert threading.active_count() == before
+
+
+async def test_a_service_that_gets_too_few_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "started", refused)
+    with pytest.raises(app.StartError, match=r"no further process is allowed: raise .*pids\.max"):
+        app._start_threads()
