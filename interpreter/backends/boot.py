@@ -21,9 +21,10 @@ def encode_config(
     environment: Mapping[str, str],
     seccomp: bool = True,
     redial: bool = True,
+    orphan_s: float = 0.0,
 ) -> str:
     """Return the one argument of the boot process: a ``BootConfig`` as JSON. Paths are those that it sees itself."""
-    config = BootConfig(link, workspace, user, kernels, runtime, dict(environment), seccomp, redial)
+    config = BootConfig(link, workspace, user, kernels, runtime, dict(environment), seccomp, redial, orphan_s)
     return msgspec.json.encode(config).decode()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 
 from . import places, protocol
@@ -36,6 +37,9 @@ _DIAL_WITHIN_S = 20.0
 
 _CLOSE_WITHIN_S = 5.0
 
+_ORPHANED = 128 + signal.SIGTERM
+"""The exit status of a sandbox that nobody wants any more: it was ended, and is not broken."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -56,17 +60,31 @@ async def _serve(config: BootConfig, requests: socket.socket) -> int:
         return 1
     places.keep_usable(config.user, config.workspace)
     server = _Server(config, zygote, link)
+    status = 0
     try:
         async with asyncio.TaskGroup() as tasks:
             while not await server.served(tasks) and config.redial:
-                await link.dial()
+                if not await _dialled_again(link, config.orphan_s):
+                    status = _ORPHANED
+                    break
             server.end()
     finally:
         async with asyncio.timeout(_CLOSE_WITHIN_S):
             await server.aclose()
         zygote.close()
         link.close()
-    return 0
+    return status
+
+
+async def _dialled_again(link: Link, orphan_s: float) -> bool:
+    """Return whether there is a service again, in time."""
+    try:
+        async with asyncio.timeout(orphan_s or None):
+            await link.dial()
+    except TimeoutError:
+        _log.warning("no service has come back for %.0f s", orphan_s)
+        return False
+    return True
 
 
 class _Server:

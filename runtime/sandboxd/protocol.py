@@ -81,7 +81,8 @@ class BootConfig(Part):
     link: path of the socket to dial. workspace: directory of the session. user: long-term directory of the scope.
     kernels: directory of our kernelspecs. runtime: private directory for connection files and ipc sockets (short path).
     environment: variables of the tenant's programs, complete. seccomp: install the filter first of all.
-    redial: dial again when the link has ended without ``Shutdown``; else its end ends everything.
+    redial: dial again when the link has ended without ``Shutdown``; else its end ends everything. orphan_s: end everything when
+    no service has come back for so long; 0: never, somebody outside sees to it.
     """
 
     link: str
@@ -92,6 +93,7 @@ class BootConfig(Part):
     environment: dict[str, str]
     seccomp: bool = True
     redial: bool = True
+    orphan_s: float = 0.0
 
 
 # --- service -> sandbox ---------------------------------------------------------------------------------------------

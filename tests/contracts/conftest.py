@@ -14,13 +14,19 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from interpreter.backends.base import Backend, Limits, Sandbox, SandboxId, SandboxSpec
 from interpreter.backends.bubblewrap.backend import BubblewrapBackend
+from interpreter.backends.docker.backend import DockerBackend
+from interpreter.backends.docker.engine import Client
+from interpreter.backends.docker.spec import INSTANCE, SANDBOX
 from interpreter.backends.fake import FakeBackend, FakeHost
 from interpreter.backends.process.backend import ProcessBackend
+from tests import engines
+from tests.backends.docker import tiny
 
 PROBE_UID = 299_999
 _uids = iter(range(300_000 + os.getpid() % 10_000, 400_000))
@@ -31,6 +37,7 @@ BUBBLEWRAP = pytest.param(
         os.geteuid() != 0 or shutil.which("bwrap") is None, reason="needs root and bubblewrap on this host"
     ),
 )
+DOCKER = pytest.param("docker", marks=engines.needed)
 PROCESS = pytest.param("process", marks=pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"))
 
 PROGRAMS = {
@@ -115,6 +122,15 @@ class House:
             return BubblewrapBackend(
                 root=self.root, lock=self.lock, idle_s=idle_s, probe_uid=PROBE_UID, boot=self._boot("/usr/bin/python3")
             )
+        if self.kind == "docker":
+            return DockerBackend(
+                root=self.root,
+                idle_s=idle_s,
+                probe_uid=PROBE_UID,
+                image=tiny.make(engines.ADDRESS),
+                address=engines.ADDRESS,
+                boot=self._boot("/usr/bin/python3"),
+            )
         if self.kind == "process":
             return ProcessBackend(root=self.root, boot=self._boot(sys.executable))
         return FakeBackend(self._scripted, host=self.fakes)
@@ -124,7 +140,7 @@ class House:
         places = {name: place / name for name in ("workspace", "user", "link")}
         for path in places.values():
             path.mkdir(parents=True)
-            if self.kind == "bubblewrap":
+            if self.kind in ("bubblewrap", "docker"):
                 os.chown(path, self.uid, self.uid)
         return SandboxSpec(
             id=SandboxId(secrets.token_hex(8)),
@@ -171,6 +187,29 @@ class House:
         if self.kind == "bubblewrap":
             assert isinstance(self.backend, BubblewrapBackend)
             assert self.backend.groups_left() == []
+        if isinstance(self.backend, DockerBackend):
+            assert self.containers() == []
+
+    def known(self) -> set[str]:
+        """Ids of the sandboxes of this house that the host knows, running or not."""
+        if self.kind == "docker":
+            return {container["Labels"][SANDBOX] for container in self.containers()}
+        return {path.stem for path in (self.root / ".run").glob("*.sandbox")}
+
+    def runs(self, ident: str) -> bool:
+        """Whether that sandbox runs, as the host knows."""
+        if self.kind != "docker":
+            return ident in self.known()
+        return any(each["Labels"][SANDBOX] == ident and each["State"] == "running" for each in self.containers())
+
+    def containers(self) -> list[dict[str, Any]]:
+        """The containers of this house's sandboxes that the engine knows."""
+        assert isinstance(self.backend, DockerBackend)
+        client = Client(engines.ADDRESS)
+        try:
+            return client.containers(f"{INSTANCE}={self.backend.instance}")
+        finally:
+            client.close()
 
     def take(self) -> None:
         """Take the lock of the data root, as a service that starts; waits for whoever has it. May be called twice."""
@@ -209,6 +248,8 @@ async def house(kind: str) -> AsyncIterator[House]:
     try:
         await made.backend.check()
         yield made
+        if kind == "docker":  # what has ended is removed from the engine a moment later
+            await until(lambda: not made.containers())
         made.nothing_left()
     finally:
         await made.backend.remove_leftovers()

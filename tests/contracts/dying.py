@@ -1,4 +1,4 @@
-"""A service that starts sandboxes and is killed: ``python -m tests.contracts.dying ROOT UID IDLE_S PROGRAM BEHAVIOUR...``.
+"""A service that starts sandboxes and is killed: ``python -m tests.contracts.dying KIND ROOT UID IDLE_S PROGRAM BEHAVIOUR...``.
 
 It takes the lock of the data root, says ``{"started": [ids]}`` once all run, and waits for its end. PROGRAM: of the
 supervisors; empty: their own. With the one behaviour ``churn`` it adopts what it finds but for a few, says ``{"kept": n}``,
@@ -16,8 +16,8 @@ from interpreter.backends.bubblewrap import backend as module
 from tests.contracts.conftest import House
 
 
-async def main(root: Path, uid: int, idle_s: float, supervise: str, behaviours: list[str]) -> None:
-    house = House("bubblewrap", root, uid=uid, idle_s=idle_s)
+async def main(kind: str, root: Path, uid: int, idle_s: float, supervise: str, behaviours: list[str]) -> None:
+    house = House(kind, root, uid=uid, idle_s=idle_s)
     await house.backend.check()
     if supervise:
         module._SUPERVISE = supervise
@@ -33,8 +33,7 @@ async def churn(house: House) -> None:
     found = await house.backend.adoptable()
     kept = found[:3]
     await house.backend.remove_leftovers(frozenset(sandbox.id for sandbox in kept))
-    left = {path.stem for path in (house.root / ".run").glob("*.sandbox")}
-    assert left <= {sandbox.id for sandbox in kept}, "what was not kept is there"
+    assert house.known() <= {sandbox.id for sandbox in kept}, "what was not kept is there"
     print(json.dumps({"kept": len(kept)}), flush=True)
 
     async def busy(number: int) -> None:
@@ -48,4 +47,5 @@ async def churn(house: House) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5:]))
+    kind, root, uid, idle_s, supervise, *behaviours = sys.argv[1:]
+    asyncio.run(main(kind, Path(root), int(uid), float(idle_s), supervise, behaviours))

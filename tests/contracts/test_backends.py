@@ -16,11 +16,12 @@ import pytest
 from interpreter.backends.base import SandboxExit
 from interpreter.backends.bubblewrap import ending
 from interpreter.backends.bubblewrap.sandbox import BubblewrapSandbox
-from tests.contracts.conftest import BUBBLEWRAP, PROCESS, House, until
+from tests.contracts.conftest import BUBBLEWRAP, DOCKER, PROCESS, House, until
 
-every_backend = pytest.mark.parametrize("kind", ["fake", PROCESS, BUBBLEWRAP])
-on_the_host = pytest.mark.parametrize("kind", [PROCESS, BUBBLEWRAP])
-with_limits = pytest.mark.parametrize("kind", [BUBBLEWRAP])
+every_backend = pytest.mark.parametrize("kind", ["fake", PROCESS, BUBBLEWRAP, DOCKER])
+on_the_host = pytest.mark.parametrize("kind", [PROCESS, BUBBLEWRAP, DOCKER])
+with_limits = pytest.mark.parametrize("kind", [BUBBLEWRAP, DOCKER])
+supervised = pytest.mark.parametrize("kind", [BUBBLEWRAP])
 
 
 @every_backend
@@ -136,7 +137,7 @@ async def test_a_fork_bomb_stays_within_its_processes_and_is_ended(house: House)
     assert time.monotonic() - started < 5
 
 
-@with_limits
+@supervised
 @pytest.mark.parametrize("behaviour", ["idle", "deaf", "daemons", "fork bomb"])
 async def test_a_killed_supervisor_takes_its_sandbox_along(house: House, behaviour: str) -> None:
     sandbox = await house.start(behaviour)
@@ -145,7 +146,7 @@ async def test_a_killed_supervisor_takes_its_sandbox_along(house: House, behavio
     assert (await asyncio.wait_for(sandbox.wait(), 5)).status is None
 
 
-@with_limits
+@supervised
 async def test_a_stop_during_the_cleanup_after_a_killed_supervisor_hits_no_other(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +173,7 @@ async def test_a_stop_during_the_cleanup_after_a_killed_supervisor_hits_no_other
         await neighbour.stop()
 
 
-@with_limits
+@supervised
 async def test_a_stuck_supervisor_is_done_without(house: House) -> None:
     sandbox = await house.start("daemons")
     assert isinstance(sandbox, BubblewrapSandbox)
@@ -182,7 +183,7 @@ async def test_a_stuck_supervisor_is_done_without(house: House) -> None:
     assert time.monotonic() - started < 3
 
 
-@with_limits
+@supervised
 async def test_a_service_that_ends_leaves_its_sandboxes_to_their_supervisors(house: House) -> None:
     sandbox = await house.start("daemons")
     assert isinstance(sandbox, BubblewrapSandbox)
@@ -195,7 +196,7 @@ async def test_a_service_that_ends_leaves_its_sandboxes_to_their_supervisors(hou
     await asyncio.to_thread(os.waitpid, pid, 0)
 
 
-@with_limits
+@supervised
 async def test_a_sandbox_outlives_the_service_for_the_idle_time_only(house: House) -> None:
     await house.backend.aclose()
     house.backend = house.make(idle_s=0.5)

@@ -1,0 +1,209 @@
+"""A container at work, seen from the service that started or adopted it.
+
+Promises: its end is noticed by whoever notices first, the host or the engine, and told once all its processes are gone; what
+has ended is removed from the engine by itself, later where the engine does not answer now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from interpreter.backends.base import BackendError, Sandbox, SandboxExit, SandboxId, Stats
+from interpreter.backends.bubblewrap import cgroups, ending
+from interpreter.tasks import Tasks
+
+from .engine import Conflict, Engine, EngineError, NotThere
+from .seen import NOTHING, Seen
+
+log = logging.getLogger(__name__)
+
+STOP_S = 5.0
+_TOLD_S = 3.0
+"""For the engine to notice an end that the host has shown."""
+_AGAIN_S = 0.05
+_STATS_S = 1.0
+_KILLED = 128 + signal.SIGKILL
+
+
+class DockerSandbox(Sandbox):
+    """Holds the name of a container, and where they can be seen its first process and its cgroups.
+
+    forget: called once nothing of it is left in the engine.
+    """
+
+    def __init__(
+        self,
+        ident: SandboxId,
+        container: str,
+        engine: Engine,
+        tasks: Tasks,
+        forget: Callable[[DockerSandbox], None],
+    ) -> None:
+        self.id = ident
+        self.container = container
+        """Its id in the engine; empty before there is one."""
+        self.unwanted = False
+        """Whether ``stop`` was called: what is still there of it has to go."""
+        self._engine = engine
+        self._tasks = tasks
+        self._forget = forget
+        self._seen = NOTHING
+        self._last = Stats(0, 0, 0)
+        self._oom_kills = 0
+        self._asked = 0.0
+        self._exit: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
+        self._noticed = asyncio.Event()
+        self._gone = False
+        self._ending: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    def see(self, seen: Seen) -> None:
+        """Take over what the host shows of it."""
+        if self._gone or self._ending is not None:
+            if seen.process >= 0:
+                os.close(seen.process)
+            return
+        self._seen = seen
+        if seen.process >= 0:
+            asyncio.get_running_loop().add_reader(seen.process, self.ended)
+
+    async def wait(self) -> SandboxExit:
+        """Return how it ended, once it has and all of it is gone."""
+        return await asyncio.shield(self._exit)
+
+    async def stop(self) -> None:
+        """End all of it; return when no process is left and the engine has forgotten it."""
+        self.unwanted = True
+        if self._stopping is None or (self._stopping.done() and not self._gone):
+            self._stopping = self._tasks.start(self._stop(), name=f"stop sandbox {self.id}", expected=BackendError)
+        await asyncio.shield(self._stopping)
+
+    def stats(self) -> Stats:
+        """Read the counters; the last ones once it has ended, or those of a moment ago where only the engine has them."""
+        if self._exit.done():
+            return Stats(self._last.memory_bytes, self.oom_kills(), 0)
+        if self._seen.groups:
+            read = cgroups.stats(list(self._seen.groups))
+            if read.processes is not None:
+                self._last = read
+        elif asyncio.get_running_loop().time() - self._asked > _STATS_S:
+            self._asked = asyncio.get_running_loop().time()
+            self._tasks.start(self._ask(), name=f"ask about sandbox {self.id}")
+        return Stats(self._last.memory_bytes, self.oom_kills(), self._last.processes)
+
+    def oom_kills(self) -> int:
+        """Return how many processes its memory limit has killed: read where the host shows it, else what was told."""
+        if not self._exit.done() and self._seen.groups:
+            self._oom_kills = max(self._oom_kills, ending.oom_kills(self._seen.groups))
+        return self._oom_kills
+
+    def oom(self) -> None:
+        """Hear from the engine that its memory limit has killed a process."""
+        if not self._seen.groups:
+            self._oom_kills += 1
+
+    def ended(self) -> None:
+        """Hear, from the host or the engine, that it has ended. May be called any number of times."""
+        if self._ending is None:
+            self.oom_kills()
+            self.release()
+            self._noticed.set()
+            self._ending = self._tasks.start(self._end(), name=f"clean up sandbox {self.id}")
+
+    def release(self) -> None:
+        """Let go of its process, and leave it alone."""
+        if self._seen.process >= 0:
+            asyncio.get_running_loop().remove_reader(self._seen.process)
+            os.close(self._seen.process)
+        self._seen = Seen(-1, self._seen.groups)
+
+    # --- its end ----------------------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        """Learn how it ended, tell, and remove what is left of it."""
+        try:
+            end = await self._engine.call(self._how)
+        except NotThere:
+            end = SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
+        except EngineError as error:
+            log.warning("the engine does not tell how a sandbox ended", extra={"sandbox": self.id}, exc_info=error)
+            end = SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
+        if end.oom and not self._oom_kills:
+            self._oom_kills = 1
+        if not self._exit.done():
+            self._exit.set_result(end)
+        if await self._removed(within_s=STOP_S):
+            return
+        log.warning("an ended sandbox could not be removed from the engine yet", extra={"sandbox": self.id})
+        self.unwanted = True
+
+    def _how(self) -> SandboxExit:
+        """Ask the engine how it ended. Blocking."""
+        status = self._engine.client.wait(self.container, within_s=_TOLD_S)
+        state = self._engine.client.inspect(self.container)["State"]
+        return SandboxExit(status, oom=bool(state.get("OOMKilled")) or self._oom_kills > 0, said="")
+
+    async def _removed(self, *, within_s: float) -> bool:
+        """End and remove the container; whether the engine has done so in time."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        while True:
+            try:
+                if self.container:
+                    await self._engine.call(lambda: self._engine.client.remove(self.container))
+            except Conflict:  # somebody else does it just now
+                await asyncio.sleep(_AGAIN_S)
+            except EngineError as error:
+                log.warning("a sandbox could not be removed", extra={"sandbox": self.id}, exc_info=error)
+                return False
+            else:
+                self._gone = True
+                self._forget(self)
+                return True
+            if asyncio.get_running_loop().time() > deadline:
+                return False
+
+    async def _stop(self) -> None:
+        if self._ending is None and self._seen.process >= 0:
+            ending.kill(self._seen.process)  # at once, and whatever state the engine is in
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._noticed.wait(), STOP_S)
+        if self._ending is None:
+            if not await self._removed(within_s=STOP_S):
+                raise BackendError("a sandbox could not be ended: the container engine does not do it")
+            if self._ending is None:
+                self._removed_by_us()
+        if self._ending is not None:
+            await asyncio.wait([self._ending], timeout=_TOLD_S + STOP_S)
+        if not self._exit.done():
+            raise BackendError("a sandbox could not be ended: some of its processes are still there")
+
+    def _removed_by_us(self) -> None:
+        """Tell its end, which nobody can be asked about any more."""
+        self.oom_kills()
+        self.release()
+        if not self._exit.done():
+            self._exit.set_result(SandboxExit(_KILLED, oom=self._oom_kills > 0))
+
+    async def _ask(self) -> None:
+        """Ask the engine for the counters."""
+        try:
+            said = await self._engine.call(lambda: self._engine.client.stats(self.container))
+        except EngineError:
+            return
+        self._last = _stats(said)
+
+
+def _stats(said: dict[str, Any]) -> Stats:
+    """Read the engine's counters. Memory without the file pages that the kernel would drop first."""
+    memory, processes = said.get("memory_stats") or {}, said.get("pids_stats") or {}
+    used = memory.get("usage")
+    if used is not None:
+        detail = memory.get("stats") or {}
+        used = max(0, used - (detail.get("total_inactive_file") or detail.get("inactive_file") or 0))
+    return Stats(used, 0, processes.get("current"))
