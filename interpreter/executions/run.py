@@ -93,7 +93,8 @@ class Run:
         # Not the execution's own id: callers may use one again, and what comes late for the first is not the second's.
         self.link_id = resumed or secrets.token_hex(16)
         self.began = clock()
-        self._mark = live.oom_mark()
+        # What was killed while there was no service may have been of this one.
+        self._mark = live.oom_mark() if resumed is None else 0
 
     async def finished(self) -> Finished | Refused:
         """Return how it ended, told by the sandbox or decided by us. Raises LinkNotSent: the sandbox knows nothing of it."""

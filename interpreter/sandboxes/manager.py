@@ -272,6 +272,7 @@ class Manager:
                     listener.close()
         except (OSError, TimeoutError, LinkError, ProtocolError) as error:
             raise SandboxStartFailed("A sandbox could not be taken over.", retry_after_s=1.0) from error
+        live.oom_mark()
         hello = live.hello
         if hello is not None:
             self._kernels.found(
