@@ -1,4 +1,4 @@
-"""Which processes there are below one."""
+"""Which processes there are below one, and what they ignore."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -16,18 +18,54 @@ def ticks() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Whether the process ignores the signal of that number; False if it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigIgn:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def kill_below(pid: int, since: int) -> None:
     """SIGKILL what lives below ``pid`` and was started from ``since`` on, in ``ticks``."""
-    children: dict[int, list[tuple[int, int]]] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError, ValueError):  # it has gone
-                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append((int(entry.name), int(fields[19])))
+    children: Callable[[int], list[int]] = _children_of
+    if not Path("/proc/thread-self/children").exists():
+        children = partial(_looked_up, _all_children())
     waiting = [pid]
     while waiting:
-        for child, started in children.get(waiting.pop(), []):
+        for child in children(waiting.pop()):
             waiting.append(child)
-            if started >= since:
+            stat = _stat(child)
+            if stat is not None and int(stat[19]) >= since:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(child, signal.SIGKILL)
+
+
+def _children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it, or a thread of it, has gone
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def _looked_up(table: dict[int, list[int]], pid: int) -> list[int]:
+    return table.get(pid, [])
+
+
+def _all_children() -> dict[int, list[int]]:
+    """Return the children of each process: the slow way, for systems whose /proc does not tell those of one."""
+    table: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (stat := _stat(int(name))) is not None:
+            table.setdefault(int(stat[1]), []).append(int(name))
+    return table
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of a process after its name: state, parent, …; None if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None

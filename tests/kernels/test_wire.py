@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import shutil
+import signal
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +15,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 import zmq
-from cellbox_wire import Cell, Ending, Error, Kernel, Language, Pump
+from cellbox_wire import Cell, Ending, Error, Kernel, Language, Pump, processes
 from cellbox_wire.messages import Messages
 from cellbox_wire.output import Marks, Streams
 from sandboxd.channels import Channels, Connection
@@ -372,3 +374,29 @@ async def test_a_drained_pump_has_handed_on_all_that_was_written():
     pump.close()
     pump.close()
     os.close(write)
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["children", "table"])
+def test_what_was_started_since_is_killed_down_to_the_grandchildren(slow, monkeypatch):
+    if slow:
+        monkeypatch.setattr(processes.Path, "exists", lambda path: False)
+    tree = "sleep 100 & sh -c 'sleep 101 & echo; wait' & wait"
+    with subprocess.Popen(["sh", "-c", tree], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        processes.kill_below(process.pid, processes.ticks() + 100)
+        assert process.poll() is None
+        assert len(processes._children_of(process.pid)) == 2
+        processes.kill_below(process.pid, 0)
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_what_a_process_ignores():
+    with subprocess.Popen(["sh", "-c", "trap '' INT; echo; exec sleep 100"], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert processes.ignores(process.pid, signal.SIGINT)
+        assert not processes.ignores(process.pid, signal.SIGTERM)
+        process.kill()
+    assert not processes.ignores(process.pid, signal.SIGINT)

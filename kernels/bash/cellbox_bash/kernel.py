@@ -6,7 +6,7 @@ saved at all, is said on the cell's stderr. ``set -e`` is of its cell: it would 
 else. All other options stay.
 
 An interrupt is SIGINT. After a second one, or when nobody else takes care of it, children that ignore it are killed; a shell that
-still does not come back is hung up, upon which it saves its state if it can, and killed.
+still does not come back, or ignores SIGINT itself, is hung up, upon which it saves its state if it can, and killed.
 """
 
 from __future__ import annotations
@@ -107,6 +107,9 @@ class Bash(Language):
             return
         self._shell.interrupt()
         if self._interrupts > 1:
+            self._at(_HANG_UP_S, self._hang_up)
+        elif processes.ignores(self._shell.pid, signal.SIGINT):  # no second one will help
+            processes.kill_below(self._shell.pid, self._began)
             self._at(_HANG_UP_S, self._hang_up)
         elif not self._kernel.marks:
             self._at(_INSIST_S, self._insist)
