@@ -257,9 +257,16 @@ async def test_a_traceback_has_the_places_in_the_cell_and_no_frames_of_ours(node
         "      at cell-4.js:1:38",
         "}",
     ]
+    code = "await 1; async function g() { for (;;) { await 2; throw new Error('w') } } await g()"
+    outcome = await node(code)
+    assert outcome.error.traceback == [
+        "Error: w",
+        f"    at g (cell-5.js:1:{code.index('new') + 1})",
+        f"    at async cell-5.js:1:{code.index('await g') + 1}",
+    ]
     outcome = await node("let fine = 1\nlet z = ;")
     assert outcome.error.traceback == [
-        "cell-5.js:2",
+        "cell-6.js:2",
         "let z = ;",
         "        ^",
         "",

@@ -12,6 +12,7 @@
 const vm = require('node:vm');
 const { stripTypeScriptTypes } = require('node:module');
 const acorn = require('acorn');
+const { awaitsIn, children, isFunction, isLoop, namesOf } = require('./syntax.cjs');
 
 const { Set, SyntaxError } = globalThis; // as they were before any cell
 const OPTIONS = {
@@ -115,10 +116,7 @@ class Cell {
     const last = body.at(-1);
     for (const statement of body) this.top(statement);
     const shows = last?.type === 'ExpressionStatement';
-    const scripts = [];
     if (this.awaits) {
-      if (this.functions.length > 0) scripts.push(this.onlyFunctions());
-      for (const node of this.functions) this.blank(node);
       this.insert(0, '(async () => {', 'start', -1);
       this.insert(this.text.length, '\n})()', 'end', -1);
       if (shows) {
@@ -128,7 +126,7 @@ class Cell {
       }
     }
     const [script, moved] = this.applied();
-    scripts.push(script);
+    const scripts = this.awaits && this.functions.length > 0 ? this.parted(script) : [script];
     const lines = this.text.split('\n').length;
     const original = (line, column) => (line > lines ? null : originalColumn(script, moved, line, column));
     return { scripts, names: [...this.names], awaits: this.awaits, shows, original };
@@ -269,7 +267,7 @@ class Cell {
   /** Code that runs when it is called: loops that await end with the execution that is interrupted. */
   inner(node, depth) {
     if (node.type === 'MetaProperty') return this.meta(node, depth);
-    if (LOOPS.has(node.type) && (node.await || awaitsIn(node))) this.guard(node, depth);
+    if (isLoop(node) && (node.await || awaitsIn(node))) this.guard(node, depth);
     for (const child of children(node)) this.inner(child, depth + 1);
     return undefined;
   }
@@ -316,47 +314,39 @@ class Cell {
     this.insert(ended ? node.end - 1 : node.end, ended ? text : `${text};`, 'end', depth);
   }
 
-  onlyFunctions() {
-    const keep = this.functions.map(({ start, end }) => [start, end]);
-    const inside = ({ at }) => keep.some(([start, end]) => at >= start && at < end);
-    let text = '';
-    let at = 0;
-    for (const [start, end] of keep) {
-      text += spaces(this.text.slice(at, start));
-      text += applied(this.text, this.edits.filter(inside), start, end)[0];
-      at = end;
+  /** Return the function declarations alone, and `script` without them, all at the places that they have there. */
+  parted(script) {
+    const before = (counts) =>
+      this.edits.filter(counts).reduce((sum, { at, end, text }) => sum + text.length - (end - at), 0);
+    let functions = '';
+    let rest = '';
+    let done = 0;
+    for (const node of this.functions) {
+      const start = node.start + before(({ at }) => at <= node.start);
+      const end = node.end + before(({ at }) => at < node.end);
+      functions += spaces(script.slice(done, start)) + script.slice(start, end);
+      rest += script.slice(done, start) + spaces(script.slice(start, end));
+      done = end;
     }
-    return text;
+    return [functions, rest + script.slice(done)];
   }
 
-  blank({ start, end }) {
-    this.edits = this.edits.filter(({ at }) => at < start || at >= end);
-    this.replace(start, end, spaces(this.text.slice(start, end)), 0);
-  }
-
+  /** Return the text with all edits, and where that was shifted: [offset in it, characters too many]. */
   applied() {
-    return applied(this.text, this.edits, 0, this.text.length);
+    const sorted = [...this.edits].sort((a, b) => {
+      if (a.at !== b.at || a.kind !== b.kind) return a.at - b.at || (a.kind === 'end' ? -1 : 1);
+      return a.kind === 'end' ? b.depth - a.depth : a.depth - b.depth;
+    });
+    const moved = [];
+    let result = '';
+    let at = 0;
+    for (const edit of sorted) {
+      result += this.text.slice(at, edit.at) + edit.text;
+      at = Math.max(at, edit.end);
+      moved.push([result.length, result.length - at]);
+    }
+    return [result + this.text.slice(at), moved];
   }
-}
-
-const LOOPS = new Set(['ForStatement', 'ForInStatement', 'ForOfStatement', 'WhileStatement', 'DoWhileStatement']);
-
-/** Apply `edits` to a part of `text`. Returns also where it was shifted: [offset in the result, characters too many]. */
-function applied(text, edits, from, to) {
-  const sorted = [...edits].sort(
-    (a, b) =>
-      a.at - b.at ||
-      (a.kind === b.kind ? (a.kind === 'end' ? b.depth - a.depth : a.depth - b.depth) : a.kind === 'end' ? -1 : 1),
-  );
-  const moved = [];
-  let result = '';
-  let at = from;
-  for (const edit of sorted) {
-    result += text.slice(at, edit.at) + edit.text;
-    at = Math.max(at, edit.end);
-    moved.push([result.length, result.length - at]);
-  }
-  return [result + text.slice(at, to), moved];
 }
 
 function originalColumn(script, moved, line, column) {
@@ -369,43 +359,5 @@ function originalColumn(script, moved, line, column) {
 
 const spaces = (text) => text.replace(/[^\n\r\u2028\u2029]/g, ' ');
 const lineBreaks = (text) => text.replace(/[^\n]/g, '');
-const isFunction = (node) => /Function/.test(node.type);
-
-function children(node) {
-  const found = [];
-  for (const key in node) {
-    const value = node[key];
-    for (const item of Array.isArray(value) ? value : [value]) {
-      if (typeof item?.type === 'string') found.push(item);
-    }
-  }
-  return found;
-}
-
-/** Whether `node` awaits itself, and not only a function in it. */
-function awaitsIn(node) {
-  return (
-    node.type === 'AwaitExpression' ||
-    node.await === true ||
-    children(node).some((child) => !isFunction(child) && awaitsIn(child))
-  );
-}
-
-function namesOf(pattern) {
-  switch (pattern?.type) {
-    case 'Identifier':
-      return [pattern.name];
-    case 'ObjectPattern':
-      return pattern.properties.flatMap((property) => namesOf(property.value ?? property.argument));
-    case 'ArrayPattern':
-      return pattern.elements.flatMap(namesOf);
-    case 'AssignmentPattern':
-      return namesOf(pattern.left);
-    case 'RestElement':
-      return namesOf(pattern.argument);
-    default:
-      return [];
-  }
-}
 
 module.exports = { rewrite, completeness, HELPER };
