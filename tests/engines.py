@@ -8,6 +8,7 @@ import os
 import pytest
 
 ADDRESS = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+IMAGE = os.environ.get("SANDBOX_IMAGE") or "cellbox-runtime:latest"
 
 
 @functools.cache
@@ -27,4 +28,19 @@ def answers() -> bool:
     return True
 
 
+@functools.cache
+def has_image() -> bool:
+    """Whether it has the image of the sandboxes."""
+    from interpreter.backends.docker.engine import Client, EngineError
+
+    client = Client(ADDRESS)
+    try:
+        return answers() and bool(client.image(IMAGE))
+    except EngineError:
+        return False
+    finally:
+        client.close()
+
+
 needed = pytest.mark.skipif(not answers(), reason="needs root and a container engine: .ci/engine.sh start")
+image_needed = pytest.mark.skipif(not has_image(), reason="needs root, a container engine, and the image: make image")

@@ -83,10 +83,10 @@ FORBIDDEN_IN_SERVICE = {
     "pickle": "nothing that a sandbox wrote is ever unpickled",
     "marshal": "as pickle, but for a dict that our own backend hands to its supervisor",
     "shelve": "as pickle",
-    "docker": "all calls of the engine are in one module",
+    "docker": "all calls of the engine are in two modules",
 }
 
-DOCKER_OF_OURS = ("interpreter.backends.docker.engine",)
+DOCKER_OF_OURS = ("interpreter.backends.docker.engine", "interpreter.backends.docker.image")
 MARSHAL_OF_OURS = ("interpreter.backends.bubblewrap.supervisor", "interpreter.backends.bubblewrap.backend")
 
 

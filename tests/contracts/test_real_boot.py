@@ -12,8 +12,12 @@ from sandboxd import protocol
 
 from interpreter.backends.base import Backend, SandboxSpec
 from interpreter.backends.bubblewrap.backend import BubblewrapBackend
+from interpreter.backends.docker.backend import DockerBackend
 from interpreter.backends.process.backend import ProcessBackend
+from tests import engines
 from tests.contracts.conftest import BUBBLEWRAP, PROBE_UID, PROCESS, House
+
+DOCKER_IMAGE = pytest.param("docker", marks=engines.image_needed)
 
 
 @contextlib.asynccontextmanager
@@ -47,10 +51,14 @@ async def greeting(house: House, spec: SandboxSpec) -> AsyncIterator[Callable[[]
 def real(house: House) -> Backend:
     if house.kind == "bubblewrap":
         return BubblewrapBackend(root=house.root, lock=house.lock, idle_s=60, probe_uid=PROBE_UID)
+    if house.kind == "docker":
+        return DockerBackend(
+            root=house.root, idle_s=60, probe_uid=PROBE_UID, image=engines.IMAGE, address=engines.ADDRESS
+        )
     return ProcessBackend(root=house.root)
 
 
-@pytest.mark.parametrize("kind", [PROCESS, BUBBLEWRAP])
+@pytest.mark.parametrize("kind", [PROCESS, BUBBLEWRAP, DOCKER_IMAGE])
 async def test_the_boot_process_dials_and_greets(house: House) -> None:
     backend = real(house)
     await backend.check()
@@ -66,7 +74,7 @@ async def test_the_boot_process_dials_and_greets(house: House) -> None:
     assert (await sandbox.wait()).status == 137
 
 
-@pytest.mark.parametrize("kind", [BUBBLEWRAP])
+@pytest.mark.parametrize("kind", [BUBBLEWRAP, DOCKER_IMAGE])
 async def test_an_adopted_boot_process_dials_again_and_again(house: House) -> None:
     backend = real(house)
     await backend.check()

@@ -70,6 +70,7 @@ class DockerBackend(Backend, Listening):
         boot: Boot | None = None,
     ) -> None:
         self._root = root.resolve()
+        self._run = self._root / ".run"
         self._idle_s = idle_s
         self._probe_uid = probe_uid
         self._place = spec.Place("", image, runtime, network)
@@ -141,6 +142,8 @@ class DockerBackend(Backend, Listening):
             raise failure.unavailable(error, self._engine.address) from error
         left = [each for each in listed if each["Labels"].get(spec.SANDBOX) not in keep]
         await asyncio.gather(*(self._remove(each) for each in left))
+        for probe in self._run.glob("probe-*"):
+            await asyncio.to_thread(shutil.rmtree, probe, ignore_errors=True)
         self._cleared = True
         return len(left)
 
@@ -317,7 +320,7 @@ class DockerBackend(Backend, Listening):
         return found
 
     async def _probe(self) -> None:
-        place = self._root / ".run" / f"probe-{secrets.token_hex(4)}"
+        place = self._run / f"probe-{secrets.token_hex(4)}"
         place.mkdir(mode=0o755, parents=True)
         uid = self._probe_uid if self._is_root else None
         try:
