@@ -18,6 +18,8 @@ INSIDE := .venv-sandbox/.inside-$(call checksum,runtime/requirements.txt interpr
 NODE := kernels/node/node_modules/.packages-$(call checksum,kernels/node/package.json kernels/node/package-lock.json)
 FOREIGN := .venv-foreign/.packages-$(call checksum,tests/kernels/foreign-requirements.txt)
 PIP := -m pip --disable-pip-version-check --no-input install --no-compile --progress-bar off
+# With a container engine that answers, or one that is started for it; its image is made first if an input has changed.
+ENGINE = .ci/engine.sh run bash -ec '[ -z "$${DOCKER_HOST:-}" ] || .venv/bin/cellbox image build; exec "$$@"' -
 SAY = @printf '\033[1mcellbox\033[0m %s\n'
 
 .PHONY: help
@@ -38,17 +40,22 @@ test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=...
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest -m "not soak" $(ARGS)
+	@$(ENGINE) .venv/bin/pytest -m "not soak" $(ARGS)
 
 .PHONY: soak
 soak: python bubblewrap ## the long forms of the tests
 	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(NODE) $(INSIDE) $(FOREIGN)
-	.venv/bin/pytest -m soak --timeout 1800
+	@$(ENGINE) .venv/bin/pytest -m soak --timeout 1800
 
 .PHONY: bench
 bench: python bubblewrap ## the figures of the README; ONLY=name for one of them
 	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(NODE) $(INSIDE)
 	.venv/bin/python -m tests.bench $(ONLY)
+
+.PHONY: image
+image: python ## make the image of the docker backend, if an input of it has changed
+	@$(MAKE) -s $(SERVICE)
+	@.venv/bin/cellbox image build
 
 .PHONY: python
 python:

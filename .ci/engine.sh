@@ -4,6 +4,8 @@
 #
 #   start         prints DOCKER_HOST=… of an engine that stays; installs one with apt where it may
 #   stop          ends the engine that was started here, and no other
+#   running       succeeds while that one runs
+#   clean         stop, and forget its images as well
 #   run COMMAND…  the command with DOCKER_HOST set; ends the engine afterwards if it was started for this and nobody
 #                 else runs a command with it. Without an engine the command runs all the same, but not in CI: tests that
 #                 need one would be skipped there and nobody would see.
@@ -59,11 +61,14 @@ start_own() {
   done
 }
 
-# Sets DOCKER_HOST; to nothing where the engine is the default one.
+# Sets DOCKER_HOST, where no library need know of contexts.
 find_or_start() {
-  if answers "${DOCKER_HOST:-}"; then return; fi
-  start_own || return 1
-  if answers ""; then DOCKER_HOST=""; else DOCKER_HOST=$SOCKET; fi
+  if ! answers "${DOCKER_HOST:-}"; then
+    start_own || return 1
+    if answers ""; then unset DOCKER_HOST; else DOCKER_HOST=$SOCKET; fi
+  fi
+  DOCKER_HOST=${DOCKER_HOST:-$(docker context inspect --format '{{.Endpoints.docker.Host}}')}
+  export DOCKER_HOST
 }
 
 stop_own() {
@@ -81,6 +86,19 @@ stop_own() {
   done
 }
 
+# Ends our engine; that a container is left in it is a failure of what ran.
+end_empty() {
+  local left status=0
+  left=$(docker ps --all --format '{{.Names}} ({{.Image}}, {{.Status}})')
+  if [ -n "$left" ]; then
+    say "containers left:" && printf '%s\n' "$left" >&2
+    # shellcheck disable=SC2046  # one word per id is meant
+    docker rm --force $(docker ps --all --quiet) >/dev/null
+    status=1
+  fi
+  stop_own && return $status
+}
+
 run() {
   local status=0
   # Whoever uses our engine holds the lock, from before it is started; the last one ends it.
@@ -89,17 +107,15 @@ run() {
     exec 8>"$STATE/users"
     flock --shared 8
   fi
-  if find_or_start; then
-    [ -z "${DOCKER_HOST:-}" ] || export DOCKER_HOST
-  elif [ "${CI:-}" = true ]; then
-    return 1
-  else
+  if ! find_or_start; then
+    [ "${CI:-}" != true ] || return 1
     say "tests that need an engine are skipped"
+    unset DOCKER_HOST
   fi
   "$@" 8>&- || status=$?
   if [ "${DOCKER_HOST:-}" = "$SOCKET" ] && [ ! -e "$STATE/kept" ]; then
     flock --unlock 8
-    if flock --exclusive --nonblock 8; then stop_own || status=1; fi
+    if flock --exclusive --nonblock 8; then end_empty || status=1; fi
   fi
   return $status
 }
@@ -107,10 +123,12 @@ run() {
 case "${1:-}" in
   start)
     find_or_start
-    if [ "${DOCKER_HOST:-}" = "$SOCKET" ]; then touch "$STATE/kept"; fi
-    printf 'DOCKER_HOST=%s\n' "${DOCKER_HOST:-unix:///var/run/docker.sock}"
+    if [ "$DOCKER_HOST" = "$SOCKET" ]; then touch "$STATE/kept"; fi
+    printf 'DOCKER_HOST=%s\n' "$DOCKER_HOST"
     ;;
+  running) own_pid >/dev/null ;;
   stop) rm -f "$STATE/kept" && stop_own ;;
+  clean) rm -f "$STATE/kept" && stop_own && rm -rf --one-file-system "$DATA" ;;
   run) shift && run "$@" ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2 && exit 2 ;;
 esac

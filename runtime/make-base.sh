@@ -2,7 +2,8 @@
 # Makes the base image debian:trixie-slim from Debian's packages, for where no image can be pulled: as root, on a Debian or
 # Ubuntu, two minutes. The host's own certificate authorities go in, so that TLS works behind a proxy that re-signs it.
 #
-#   MIRROR=…  where the packages are; by default where apt of this host has Debian's from
+#   make-base.sh [NAME]  NAME is the image's; - writes it to the standard output, for docker import
+#   MIRROR=…             where the packages are; by default where apt of this host has Debian's from
 set -euo pipefail
 
 NAME=${1:-debian:trixie-slim}
@@ -63,6 +64,12 @@ Suites: $SUITE $SUITE-updates
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 CONF
+# Where the mirror has the security archive too, it lies beside it.
+if /usr/lib/apt/apt-helper download-file "$MIRROR-security/dists/$SUITE-security/InRelease" "$work/InRelease" &>/dev/null; then
+  sed "s|^URIs:.*|URIs: $MIRROR-security|; s|^Suites:.*|Suites: $SUITE-security|; 1i\\\n" \
+    "$root/etc/apt/sources.list.d/debian.sources" >"$work/security"
+  cat "$work/security" >>"$root/etc/apt/sources.list.d/debian.sources"
+fi
 
 # Renamed: what the host calls them is its own business.
 number=0
@@ -78,5 +85,9 @@ rm -f "$root"/etc/machine-id "$root"/etc/resolv.conf "$root"/etc/hostname
 : >"$root/etc/machine-id"
 find "$root" -xdev -type f -perm /6000 -exec chmod a-s {} + # nobody in a sandbox becomes somebody else
 
+if [ "$NAME" = - ]; then
+  tar --numeric-owner -C "$root" -c .
+  exit
+fi
 say "importing it as $NAME"
 tar --numeric-owner -C "$root" -c . | docker import --change 'CMD ["bash"]' - "$NAME" >/dev/null

@@ -281,7 +281,7 @@ def _compile(venv: Path, what: Path, *, strip: Path, prepend: PurePosixPath, opt
 
 def _install_sitecustomize(venv: Path, site: Path) -> None:
     """Put our ``sitecustomize`` where the environment's Python imports it before anything of a tenant."""
-    wanted = (_runtime() / "sandbox-site" / "sitecustomize.py").read_bytes()
+    wanted = (runtime() / "sandbox-site" / "sitecustomize.py").read_bytes()
     installed = site / "sitecustomize.py"
     if installed.is_file() and installed.read_bytes() == wanted:
         return
@@ -298,7 +298,7 @@ def _remove_stale(inside: Path, *, keep: Path) -> None:
             shutil.rmtree(tree, ignore_errors=True)
 
 
-def _runtime() -> Path:
+def runtime() -> Path:
     """Return the folder of the runtime's other files: in a checkout beside sandboxd, else installed with us."""
     installed = _PACKAGE / "_sandbox"
     return installed if installed.is_dir() else _SANDBOXD.parent
@@ -310,7 +310,7 @@ def library() -> Path:
 
 
 def _requirements() -> Path:
-    return _runtime() / "requirements.txt"
+    return runtime() / "requirements.txt"
 
 
 def kernels() -> Path:

@@ -26,8 +26,8 @@ exit codes:
   0 done   1 failed while running   2 wrong usage or settings   3 cannot serve here
 """
 
-_COMMANDS = ("serve", "config", "stop")
-_SERVER_PACKAGES = ("msgspec", "tornado")
+_COMMANDS = ("serve", "config", "stop", "image")
+_SERVER_PACKAGES = ("docker", "msgspec", "tornado")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"cellbox {interpreter.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{serve,config,stop}")
+    commands = parser.add_subparsers(dest="command", metavar="{serve,config,stop,image}")
     commands.add_parser(
         "serve",
         help="start the service",
@@ -86,4 +86,24 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="at once, with all sandboxes; where no service runs, remove those that the last one left",
     )
+    image = commands.add_parser(
+        "image",
+        help="make, save or load the image of the sandboxes (docker backend)",
+        description="The image SANDBOX_IMAGE of the container engine at DOCKER_HOST.",
+        allow_abbrev=False,
+    )
+    actions = image.add_subparsers(dest="action", metavar="{build,inputs,save,load}", required=True)
+    build = actions.add_parser(
+        "build",
+        help="make it, if it is not there as this version makes it",
+        description="Make the image; minutes the first time, nothing if it was made from the same inputs. The base image is "
+        "pulled; where there is no registry and this is root on a Debian or Ubuntu it is made from Debian's packages.",
+        allow_abbrev=False,
+    )
+    build.add_argument("--fresh", action="store_true", help="in any case, with base and packages of today")
+    actions.add_parser("inputs", help="print the hash of what it is made from", allow_abbrev=False)
+    save = actions.add_parser("save", help="write it into a file, to be carried elsewhere", allow_abbrev=False)
+    save.add_argument("file", help="where; a name that ends in .gz is compressed")
+    load = actions.add_parser("load", help="take it from a file", allow_abbrev=False)
+    load.add_argument("file", help="that `cellbox image save` or `docker save` has written")
     return parser
