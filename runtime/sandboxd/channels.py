@@ -138,6 +138,7 @@ class Channels:
         self._session = uuid.uuid4().hex
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._answered: asyncio.Future[None] = self._loop.create_future()
         self._information = ""
         self._on = {SHELL: on_shell, IOPUB: on_iopub, CONTROL: _ignore}
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
@@ -166,12 +167,16 @@ class Channels:
     async def ready(self) -> None:
         """Return once the kernel has shown that it is there and that we hear it. The caller limits the time.
 
-        One that greets nobody is asked for its information until both channels answer.
+        One that greets nobody is asked for its information until both channels answer; never twice at once, since some give
+        the output of an execution to whatever request came after it.
         """
+        if self._ours:
+            await asyncio.wait([self._ready])
         while not self._ready.done():
-            if not self._ours:
-                self._information = self.send("kernel_info_request", {})
-            await asyncio.wait([self._ready], timeout=None if self._ours else _WELCOME_AGAIN_S)
+            self._answered = self._loop.create_future()
+            self._information = self.send("kernel_info_request", {})
+            await asyncio.wait([self._answered])
+            await asyncio.wait([self._ready], timeout=_WELCOME_AGAIN_S)
 
     def send(
         self, kind: str, content: dict[str, Any], metadata: dict[str, Any] | None = None, *, channel: int = SHELL
@@ -236,6 +241,8 @@ class Channels:
 
     def _note(self, channel: int, message: Received) -> None:
         """See whether this shows that the kernel is there and heard."""
+        if channel == SHELL and not self._answered.done():
+            self._answered.set_result(None)
         heard = message.type == "iopub_welcome" or (self._information and message.type == "status")
         if channel == IOPUB and heard and not self._ready.done():
             self._ready.set_result(None)

@@ -80,6 +80,7 @@ class Running:
         self.request = ""
         self.begun = time.monotonic()
         self.timer: asyncio.TimerHandle = loop.call_later(0, _nothing)
+        self.rest: asyncio.TimerHandle = self.timer
         self.over: asyncio.Future[None] = loop.create_future()
         self.stopped: asyncio.Future[None] = loop.create_future()
         self.heard: asyncio.Future[None] = loop.create_future()
@@ -112,6 +113,11 @@ class Running:
         """It is over, whatever has not come. May be called again."""
         if not self.over.done():
             self.over.set_result(None)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all has come that a kernel says at the end. One of ours is done then; others may say more."""
+        return not self._missing
 
     def on_end(self, pipe: Pipe) -> None:
         """The end mark of a pipe has come."""
@@ -237,7 +243,7 @@ class Running:
 
     def _came(self, what: str) -> None:
         self._missing.discard(what)
-        if not self._missing:
+        if self._marks and not self._missing:
             self.end()
 
 

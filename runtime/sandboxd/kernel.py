@@ -39,6 +39,9 @@ REST_S = 1.0
 
 REST_MOST_S = 10.0
 
+SETTLE_S = 0.05
+"""The same after reply and idle of a foreign kernel: some publish results, and even output, a moment later."""
+
 GONE_S = 1.2
 """For all processes of a kernel to be gone; ``Process.gone`` answers within a second."""
 
@@ -161,6 +164,7 @@ class Kernel:
         finally:
             progress.cancel()
             running.timer.cancel()
+            running.rest.cancel()
             self._running = None
         outcome = running.outcome(kernel if survived else "lost", status, stopped=self._ending)
         running.keep_late()
@@ -341,15 +345,19 @@ class Kernel:
             running.on_shell(message, self._heard)
             if running.reply is not None:
                 self._take()  # what it wrote before that, its end marks among it
-                until = self._loop.time() + REST_MOST_S
-                self._loop.call_later(REST_S, self._rest, running, self._heard, until)
+                self._wait_for_rest(running, self._loop.time() + REST_MOST_S)
+
+    def _wait_for_rest(self, running: Running, until: float) -> None:
+        wait_s = SETTLE_S if running.complete else REST_S
+        running.rest.cancel()
+        running.rest = self._loop.call_later(wait_s, self._rest, running, self._heard, until)
 
     def _rest(self, running: Running, heard: int, until: float) -> None:
         """End ``running`` when nothing has come since ``heard``, at the latest at ``until``; at once if it is to end anyway."""
         if heard == self._heard or running.why is not None or self._loop.time() > until:
             running.end()
         elif not running.over.done():
-            self._loop.call_later(REST_S, self._rest, running, self._heard, until)
+            self._wait_for_rest(running, until)
 
     def _on_iopub(self, message: Received) -> None:
         self._heard = 0 if message.type == "iopub_welcome" else self._heard + 1
@@ -358,6 +366,8 @@ class Kernel:
             return
         if message.parent == running.request:
             running.on_iopub(message)
+            if message.type == "status" and running.complete:
+                self._wait_for_rest(running, self._loop.time() + REST_MOST_S)
         running.on_heard(self._heard)
 
     def begun(self, pipe: Pipe, execution: int) -> None:  # noqa: ARG002 - both pipes say it

@@ -115,8 +115,8 @@ async def test_an_interrupt_that_a_kernel_does_not_survive_is_a_timeout_that_los
 
 
 async def test_a_message_for_each_print_is_complete(xpython):
-    outcome = await xpython("for i in range(5_000): print(i)", limits=OutputLimits(text=2_000_000, results=0, spill=0))
-    assert outcome.stdout == "".join(f"{number}\n" for number in range(5_000))
+    outcome = await xpython("for i in range(400): print(i)", limits=OutputLimits(text=2_000_000, results=0, spill=0))
+    assert outcome.stdout == "".join(f"{number}\n" for number in range(400))
     assert not outcome.truncated
 
 
@@ -130,9 +130,8 @@ async def test_deno(sandbox, deno):
     interrupted = await deno("while (true) {}", timeout_s=0.3, grace_s=4.0)
     assert (interrupted.status, interrupted.exit_code, interrupted.kernel) == ("timeout", 124, "kept")
     assert value(await deno("x")) == "41"
-    stubborn = await deno(
-        "await new Promise(() => {})", timeout_s=0.2, grace_s=0.6
-    )  # as it is, it hears no message now
+    # As it is, it hears no message now. How long a process of its size takes to go is another question.
+    stubborn = (await sandbox.execute("await new Promise(() => {})", language="deno", timeout_s=0.2)).outcome
     assert (stubborn.status, stubborn.reason, stubborn.kernel) == ("timeout", "timeout", "lost")
     died = await deno("Deno.exit(3)")
     assert (died.status, died.reason, died.exit_code, died.kernel) == ("died", "exit", 3, "lost")

@@ -24,7 +24,7 @@ TEXT = said("stream", {"name": "stdout", "text": "text"})
 
 
 def outcome(messages: list[Received], *, marks: bool = False) -> tuple[bool, Outcome]:
-    """Return whether the messages ended it, and how."""
+    """Return whether the messages are all that it takes, and how it ended."""
     message = Execute("x", language="other", code="", timeout_s=1.0, grace_s=1.0, limits=LIMITS, stateful=True)
     running = Running(message, 1, marks=marks)
     for received in messages:
@@ -32,21 +32,22 @@ def outcome(messages: list[Received], *, marks: bool = False) -> tuple[bool, Out
             running.on_shell(received, 0)
         else:
             running.on_iopub(received)
-    over = running.over.done()
+    complete = running.complete
+    assert not running.over.done()
     running.end()
-    return over, running.outcome("kept", Exited(None), stopped=None)
+    return complete, running.outcome("kept", Exited(None), stopped=None)
 
 
 @pytest.mark.parametrize("messages", [[TEXT, IDLE, REPLY], [REPLY, TEXT, IDLE], [TEXT, REPLY, IDLE]])
-async def test_reply_and_idle_end_it_in_any_order(messages: list[Received]) -> None:
-    over, ended = outcome(messages)
-    assert over
+async def test_reply_and_idle_are_all_that_it_takes_in_any_order(messages: list[Received]) -> None:
+    complete, ended = outcome(messages)
+    assert complete
     assert (ended.status, ended.stdout, ended.truncated) == ("ok", "text", False)
 
 
 async def test_an_idle_that_never_came_means_that_messages_were_dropped() -> None:
-    over, ended = outcome([TEXT, REPLY])
-    assert not over
+    complete, ended = outcome([TEXT, REPLY])
+    assert not complete
     assert (ended.status, ended.stdout, ended.truncated) == ("ok", "text", True)
 
 
