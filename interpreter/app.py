@@ -247,7 +247,10 @@ def _choice(settings: Settings, backend: Backend | None) -> Choice:
         return Choice(backend, "given")
     # Scopes get ids from the base up; the one below it is nobody's.
     probe_uid = settings.uid or settings.uid_base - 1
-    return choose(settings.runtime_backend, BackendConfig(settings.data_root, settings.idle_ttl, probe_uid))
+    config = BackendConfig(
+        settings.data_root, settings.idle_ttl, probe_uid, settings.image, settings.runtime, settings.network
+    )
+    return choose(settings.runtime_backend, config)
 
 
 def _api(settings: Settings, service: Interpreter, keys: Sequence[str], connections: ConnectionLimits) -> Api:

@@ -278,9 +278,10 @@ def _sentence(detail: Any) -> str:
 def not_built(settings: Settings) -> list[str]:
     """Return a sentence for each value that would need what this version does not have: nothing is pretended."""
     wrong = {
-        "network": (settings.network != "none", "only `none` is there in this version: sandboxes have no network"),
-        "runtime_backend": (settings.runtime_backend == "docker", "`docker` is not there in this version"),
-        "runtime": (settings.runtime != "", "needs the docker backend, which is not there in this version"),
+        "network": (
+            settings.network == "proxy",
+            "`proxy` is not there in this version: `none`, or a network of the engine",
+        ),
         "pool": (settings.pool > 0, "spare sandboxes are not there in this version; set it to 0"),
         "scope_quota_mb": (
             settings.scope_quota_mb is not None,
@@ -298,6 +299,10 @@ def warnings(settings: Settings) -> list[str]:
     if settings.proxy_network:
         said.append(
             "SANDBOX_PROXY_NETWORK is ignored: sandboxes have no network at all, the proxy is reached over a socket."
+        )
+    if settings.network != "none":
+        said.append(
+            f"SANDBOX_NETWORK={settings.network}: sandboxes reach whatever that network reaches, each other included."
         )
     if settings.uid is not None:
         said.append(

@@ -89,8 +89,7 @@ def test_tests_that_a_document_names_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_a_document_names_exist(path: Path) -> None:
     named = set(re.findall(r"`((?:interpreter|runtime|kernels|tests)/[\w./-]+)`", path.read_text()))
-    not_there_yet = {name for name in named if name.startswith("interpreter/backends/docker")}
-    assert {name for name in named - not_there_yet if not (ROOT / name).exists()} == set()
+    assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
 def folders(top: str) -> list[str]:

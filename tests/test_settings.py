@@ -126,9 +126,6 @@ def test_the_environment_of_the_process_is_not_mixed_in(monkeypatch):
     ("name", "value"),
     [
         ("SANDBOX_NETWORK", "proxy"),
-        ("SANDBOX_NETWORK", "bridge"),
-        ("SANDBOX_RUNTIME_BACKEND", "docker"),
-        ("SANDBOX_RUNTIME", "runsc"),
         ("SANDBOX_POOL", "2"),
         ("SANDBOX_SCOPE_QUOTA_MB", "100"),
         ("SANDBOX_MOUNT_TARGET", "/data"),
@@ -138,6 +135,11 @@ def test_the_environment_of_the_process_is_not_mixed_in(monkeypatch):
 def test_what_is_not_there_is_not_pretended(name, value):
     (sentence,) = settings.not_built(settings.load({name: value}))
     assert name in sentence
+
+
+def test_a_network_of_the_engine_is_warned_about():
+    (sentence,) = settings.warnings(settings.load({"SANDBOX_NETWORK": "bridge"}))
+    assert "SANDBOX_NETWORK=bridge" in sentence
 
 
 def test_the_defaults_need_nothing_that_is_not_there():

@@ -18,19 +18,27 @@ from interpreter.backends.base import Backend, BackendUnavailable
 Name = Literal["auto", "docker", "bubblewrap", "process"]
 
 HOW_TO_GET_ONE = (
-    "Nothing here can make sandboxes. Install bubblewrap (Debian, Ubuntu: `apt-get install bubblewrap`; Fedora: "
-    "`dnf install bubblewrap`; Alpine: `apk add bubblewrap`; Arch: `pacman -S bubblewrap`) and start again. "
+    "Nothing here can make sandboxes. Install Docker and make the image (`cellbox image build`), or install bubblewrap "
+    "(Debian, Ubuntu: `apt-get install bubblewrap`; Fedora: `dnf install bubblewrap`; Alpine: `apk add bubblewrap`; "
+    "Arch: `pacman -S bubblewrap`), and start again. "
     "SANDBOX_RUNTIME_BACKEND=process runs without any isolation, for code that you trust."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BackendConfig:
-    """What the backends need to know. idle_s: seconds. probe_uid: a kernel id that no scope has."""
+    """What the backends need to know. idle_s: seconds. probe_uid: a kernel id that no scope has.
+
+    image, runtime, network: of the docker backend; runtime is empty for the engine's default, network a network of the
+    engine or ``none``.
+    """
 
     root: Path
     idle_s: float
     probe_uid: int
+    image: str = "cellbox-runtime:latest"
+    runtime: str = ""
+    network: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +65,8 @@ def choose(name: Name, config: BackendConfig) -> Choice:
     try:
         remembered = file.read_text().strip()
     except FileNotFoundError:
-        if shutil.which("bwrap") is None:
-            raise BackendUnavailable(HOW_TO_GET_ONE) from None
-        return Choice(_make("bubblewrap", config), "chosen at this first start, and from now on", file)
+        first = _first(config)
+        return Choice(_make(first, config), "chosen at this first start, and from now on", file)
     except OSError as error:
         raise BackendUnavailable(
             f"The backend chosen before cannot be read from the data root: {error.strerror}."
@@ -67,8 +74,35 @@ def choose(name: Name, config: BackendConfig) -> Choice:
     return Choice(_make(remembered, config), "chosen at the first start")
 
 
+def _first(config: BackendConfig) -> str:
+    """Return the strongest backend that there is: docker if its socket answers and the image exists."""
+    from interpreter.backends.docker import engine  # noqa: PLC0415 - only what is used
+
+    if engine.has_image(config.image):
+        return "docker"
+    if shutil.which("bwrap") is not None:
+        return "bubblewrap"
+    raise BackendUnavailable(HOW_TO_GET_ONE)
+
+
 def _make(name: str, config: BackendConfig) -> Backend:
     # Each backend is imported only where it is used: one must not fail for what another needs.
+    if name == "docker":
+        from interpreter.backends.docker.backend import DockerBackend  # noqa: PLC0415 - only what is used
+
+        return DockerBackend(
+            root=config.root,
+            idle_s=config.idle_s,
+            probe_uid=config.probe_uid,
+            image=config.image,
+            runtime=config.runtime,
+            network=config.network,
+        )
+    if config.network != "none" or config.runtime:
+        raise BackendUnavailable(
+            f"SANDBOX_NETWORK and SANDBOX_RUNTIME are of the docker backend, and this is {name}: leave them out, or set "
+            "SANDBOX_RUNTIME_BACKEND=docker."
+        )
     if name == "bubblewrap":
         from interpreter.backends.bubblewrap.backend import BubblewrapBackend  # noqa: PLC0415 - only what is used
 

@@ -26,6 +26,7 @@ CALL_S = 30.0
 """For the answer to one call; creating and starting take long on an engine with much to do."""
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
+_ASK_S = 3.0
 _CALLS_AT_ONCE = 32
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -59,11 +60,23 @@ def host() -> str:
     return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
 
 
+def has_image(name: str, address: str | None = None) -> bool:
+    """Whether an engine answers and has the image. Blocking, a few seconds at most."""
+    client = Client(address or host(), within_s=_ASK_S)
+    try:
+        return bool(client.image(name))
+    except EngineError:
+        return False
+    finally:
+        client.close()
+
+
 class Client:
     """The calls themselves, blocking. May be used by many threads."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, within_s: float = CALL_S) -> None:
         self._address = address
+        self._within_s = within_s
         self._mutex = threading.Lock()
         self._api: APIClient | None = None
 
@@ -137,7 +150,7 @@ class Client:
         _knock(self._address)
         with self._mutex:
             if self._api is None:
-                self._api = APIClient(self._address, version="auto", timeout=CALL_S)
+                self._api = APIClient(self._address, version="auto", timeout=self._within_s)
             return self._api
 
 
