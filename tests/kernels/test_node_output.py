@@ -118,6 +118,7 @@ BROKEN = [
     "__cellbox.go = null; delete globalThis.__cellbox; globalThis.__cellbox = 5",
     "process.binding = null; require('module')._load = require('module')._resolveFilename = null",
     "display = require = module = console.log = null",
+    "let globalThis = 5; const root = 6",
 ]
 
 
@@ -223,10 +224,10 @@ INTERRUPTED = [
 @pytest.mark.parametrize("code", INTERRUPTED)
 async def test_a_timeout_keeps_the_state(sandbox, code):
     await sandbox.run("const kept = 1", language="node")
-    outcome = await sandbox.run("console.log('begun'); " + code, language="node", timeout_s=0.3)
+    outcome = await sandbox.run("console.log('begun'); " + code, language="node", timeout_s=0.5)
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept"), outcome
     assert outcome.stdout == "begun\n"
-    assert outcome.run_ms < 2300
+    assert outcome.run_ms < 2500
     after = await sandbox.run("await new Promise(r => setTimeout(r, 100)); kept", language="node")
     assert (after.results[0].data["text/plain"], after.stdout, after.stderr) == ("1", "", "")
 

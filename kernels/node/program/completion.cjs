@@ -5,7 +5,8 @@
 
 const { inspect, types } = require('node:util');
 
-const { Set } = globalThis;
+const root = globalThis; // as a cell may take the name for something else
+const { Set } = root;
 const CHAIN = /(?:^|[^\w$.])((?:[\w$]+\s*(?:\?\.|\.)\s*)*)([\w$]*)$/;
 const MOST = 1000;
 const KEYWORDS =
@@ -17,7 +18,7 @@ function complete(code, cursor) {
   const found = CHAIN.exec(code.slice(0, cursor));
   if (found === null) return { matches: [], start: cursor, end: cursor };
   const [, chain, name] = found;
-  const all = chain === '' ? [...properties(globalThis), ...KEYWORDS.split(' ')] : properties(lookUp(chain).value);
+  const all = chain === '' ? [...properties(root), ...KEYWORDS.split(' ')] : properties(lookUp(chain).value);
   const matches = [...new Set(all)].filter((match) => match.startsWith(name) && /^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(match));
   return { matches: matches.sort().slice(0, MOST), start: cursor - name.length, end: cursor };
 }
@@ -35,11 +36,11 @@ function describe(code, cursor) {
 }
 
 function lookUp(chain) {
-  let value = globalThis;
+  let value = root;
   for (const name of chain.split(/\s*\??\.\s*/).filter((part) => part !== '')) {
     const owner = owners(value).find((object) => Object.hasOwn(object, name));
     const property = owner && Object.getOwnPropertyDescriptor(owner, name);
-    const isOurs = value === globalThis && property?.get !== undefined; // Node's own globals are made at their first use
+    const isOurs = value === root && property?.get !== undefined; // Node's own globals are made at their first use
     if (property === undefined || (property.get !== undefined && !isOurs)) return { known: false };
     value = isOurs ? value[name] : property.value;
   }

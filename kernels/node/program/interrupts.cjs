@@ -6,6 +6,8 @@
 // asked again. Twice, before the next termination: the first may have met the question instead of the code.
 'use strict';
 
+const { writeSync } = require('node:fs');
+const process = require('node:process');
 const { Worker, isMainThread, parentPort, workerData } = require('node:worker_threads');
 
 const ANSWER_MS = 80;
@@ -25,6 +27,10 @@ function listen(descriptor, cells, settled) {
     const over = cells.interrupt(number, round >= HARD_AFTER);
     if (over) settled(number);
     worker.postMessage({ number, round, over });
+  });
+  worker.on('error', (error) => {
+    writeSync(2, `Node cannot be interrupted here, so it ends: ${error}\n`);
+    process.exit(1);
   });
   worker.unref();
 }

@@ -8,7 +8,8 @@ const path = require('node:path');
 const process = require('node:process');
 const { pathToFileURL } = require('node:url');
 
-const { Set } = globalThis;
+const root = globalThis; // as a cell may take the name for something else
+const { Set } = root;
 const LAZY = new Set(); // modules that are global names until a cell takes these for its own
 
 /** Define them. `helper`: by the name `helperName`, not listed. `cellFile()`: the name of the running cell's file. */
@@ -30,7 +31,7 @@ function install({ helperName, helper, display, cellFile }) {
   const values = { require, module, exports: module.exports, display };
   for (const [name, value] of Object.entries(values)) define(name, { value, writable: true, configurable: true });
   for (const id of Module.builtinModules) {
-    if (!/^[a-z_]\w*$/.test(id) || id.startsWith('_') || id in globalThis) continue;
+    if (!/^[a-z_]\w*$/.test(id) || id.startsWith('_') || id in root) continue;
     LAZY.add(id);
     define(id, { get: () => require(id), set: replaces(id), configurable: true }); // as in Node's own REPL
   }
@@ -40,10 +41,10 @@ function install({ helperName, helper, display, cellFile }) {
 
 /** Make `name` a plain property of the global object, whatever it was, so that it can be assigned to. */
 function declare(name) {
-  const there = Object.getOwnPropertyDescriptor(globalThis, name);
+  const there = Object.getOwnPropertyDescriptor(root, name);
   if (there !== undefined && ('value' in there || !there.configurable)) return;
-  const value = LAZY.has(name) ? undefined : there?.get?.call(globalThis);
-  Object.defineProperty(globalThis, name, { value, writable: true, enumerable: true, configurable: true });
+  const value = LAZY.has(name) ? undefined : there?.get?.call(root);
+  Object.defineProperty(root, name, { value, writable: true, enumerable: true, configurable: true });
 }
 
 function makeRequire(module) {
@@ -82,7 +83,7 @@ function replaces(name) {
 }
 
 function define(name, descriptor) {
-  Object.defineProperty(globalThis, name, { enumerable: false, ...descriptor });
+  Object.defineProperty(root, name, { enumerable: false, ...descriptor });
 }
 
 module.exports = { install, declare, directory };
