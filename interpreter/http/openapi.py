@@ -40,6 +40,7 @@ COMMON: tuple[type[ServiceError], ...] = (
     TooManyConnections,
     HeadTooLarge,
     errors.InternalError,
+    errors.RuntimeUnavailable,
 )
 """Errors of every call."""
 

@@ -39,6 +39,7 @@ ROUTES: tuple[Route, ...] = (
                     errors.TooManyKernels,
                     errors.KernelStartFailed,
                     errors.RunStartFailed,
+                    errors.StorageFailed,
                     *_STARTING,
                 ),
                 example={

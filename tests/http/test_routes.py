@@ -180,7 +180,7 @@ async def test_every_error_is_answered_as_the_contract_says(served: Served, kind
     assert reply.status == STATUS[kind] == status_of(kind(""))
     assert reply.json == {"code": kind.code, "message": "What happened.", "retryable": kind.retryable}
     assert reply.headers["content-type"] == "application/json"
-    assert ("retry-after" in reply.headers) == (reply.status in (409, 429, 503) and kind.retryable)
+    assert ("retry-after" in reply.headers) == (reply.status in (409, 429, 503, 507) and kind.retryable)
 
 
 async def test_a_fault_of_ours_says_nothing_of_itself(served: Served, caplog):
