@@ -1,7 +1,8 @@
 // Runs cells, one at a time, and always says how one ended.
 //
-// Promises: a cell ends once, with its value or with what was thrown, with KeyboardInterrupt when it is interrupted, also while it
-// awaits what never comes; what it awaited may still come, and its code does not go on then. What belongs to the cell alone (variables of the environment, directory, input) is put back then.
+// Promises: a cell ends once, with its value or with what was thrown, or with KeyboardInterrupt when it is interrupted, also
+// while it awaits what never comes; what it awaited may still come, and its code does not go on then. What belongs to the cell alone
+// (variables of the environment, directory, input) is put back at its end.
 // Leaves to interrupts.cjs: stopping code that does not come back. Such a stop unwinds through everything here without
 // running any `finally`, so whatever has to be done at the end of a cell is done in `finish`, which is then called from outside.
 'use strict';

@@ -1,5 +1,5 @@
-// The program in the Node process of the kernel. Its arguments are three descriptors: of a pipe with requests, of one for answers,
-// and of one that tells of interrupts.
+// The program in the Node process of the kernel. Its arguments are three descriptors: of a pipe with requests, of one for
+// answers, and of one that tells of interrupts.
 //
 // A request is a line of JSON; an answer as well, with a line break before it too, so that junk which a cell wrote there spoils
 // none. All three are opened anew first, as descriptors that children do not inherit.

@@ -1,4 +1,4 @@
-// The global names that a cell finds beside those of Node: what a module would have, Node's own modules, `display`, and our helper.
+// The global names that a cell finds beside those of Node: what a module would have, Node's own modules, `display`, our helper.
 //
 // `require`, `__dirname` and the like follow the working directory, as a cell is no file.
 'use strict';

@@ -10,8 +10,8 @@
 //
 // Each is one write of at most 4096 bytes, which a pipe keeps whole. Bytes between marks are of children and native code.
 //
-// Promises: a write is done when it returns, so nothing is lost at `process.exit()` and the order is that of the code; what a cell
-// or a child does to descriptors 0, 1 and 2 harms no later cell.
+// Promises: a write is done when it returns, so nothing is lost at `process.exit()` and the order is that of the code; what a
+// cell or a child does to descriptors 0, 1 and 2 harms no later cell.
 'use strict';
 
 const { Buffer } = require('node:buffer');

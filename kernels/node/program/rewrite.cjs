@@ -25,9 +25,9 @@ const OPTIONS = {
 const HELPER = '__cellbox';
 
 /**
- * What `code` runs as. `scripts`: their texts, to be run in this order; the last one gives the value. `names`: to be properties of
- * the global object before that. `awaits`: the last script gives a promise of `{value}`. `shows`: whether there is a
- * value to show. `original(line, column)`: the column in `code` of a column in the last script, both from 1.
+ * What `code` runs as. `scripts`: their texts, to be run in this order; the last one gives the value. `names`: to be properties
+ * of the global object before that. `awaits`: the last script gives a promise of `{value}`. `shows`: whether there is a value to
+ * show. `original(line, column)`: the column in `code` of a column in the scripts, both from 1; null: in no line of it.
  * Throws SyntaxError.
  */
 function rewrite(code, file) {
