@@ -147,7 +147,7 @@ class Client:
             return self._connected().events(filters=filters, decode=True)
 
     def _connected(self) -> APIClient:
-        _knock(self._address)
+        knock(self._address)
         with self._mutex:
             if self._api is None:
                 self._api = APIClient(self._address, version="auto", timeout=self._within_s)
@@ -236,7 +236,7 @@ class Follower:
             self._loop.call_soon_threadsafe(hear, *what)
 
 
-def _knock(address: str) -> None:
+def knock(address: str) -> None:
     """Return if somebody listens there. The library leaves a socket open where nobody does."""
     scheme, _, path = address.partition("://")
     if scheme == "unix":

@@ -28,7 +28,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 
 import interpreter
 from interpreter.backends import environment
-from interpreter.backends.docker.engine import host
+from interpreter.backends.docker.engine import host, knock
 
 INPUTS = "org.cellbox.inputs"
 HEALTH = "org.cellbox.health"
@@ -192,8 +192,10 @@ def build_arguments(environ: Mapping[str, str]) -> dict[str, str]:
     A directory of the host is none: the build cannot see it.
     """
     found = {}
+    configured = _said([sys.executable, "-m", "pip", "config", "list"])
     for argument, option in (("PIP_INDEX_URL", "index-url"), ("PIP_EXTRA_INDEX_URL", "extra-index-url")):
-        addresses = environ.get(argument) or _said([sys.executable, "-m", "pip", "config", "get", f"global.{option}"])
+        said = re.search(rf"^(?:global|install)\.{option}='(.*)'$", configured, re.MULTILINE)
+        addresses = environ.get(argument) or (said[1].replace("\\n", " ") if said else "")
         found[argument] = " ".join(address for address in addresses.split() if re.match(r"https?://", address))
     registry = environ.get("NPM_CONFIG_REGISTRY") or environ.get("npm_config_registry")
     found["NPM_CONFIG_REGISTRY"] = registry or _said(["npm", "config", "get", "registry"])
@@ -210,6 +212,7 @@ def _engine() -> Iterator[APIClient]:
     """Open the engine; whatever it and the library raise becomes an ImageError."""
     address = host()
     try:
+        knock(address)
         api = APIClient(address, version="auto", timeout=_SILENCE_S)
     except (DockerException, requests.RequestException, OSError) as error:
         raise ImageError(f"no container engine answers at {address}: start it, or set DOCKER_HOST") from error
@@ -247,7 +250,7 @@ def _base(dockerfile: str) -> str:
 def _get_base(api: APIClient, name: str, say: Say) -> None:
     """Pull the base image; where there is no registry make it, if that may be done here."""
     say(f"pulling {name}")
-    repository, _, tag = name.partition(":")
+    repository, _, tag = name.rpartition(":")
     try:
         for event in api.pull(repository, tag, stream=True, decode=True):
             _raise_if_failed(event)
@@ -312,7 +315,7 @@ def _compressed(raw: IO[bytes], file: Path) -> contextlib.AbstractContextManager
 
 
 def _said(command: list[str]) -> str:
-    """Return the one value that a program prints; nothing where it is not there or has none."""
+    """Return what a program prints; nothing where it is not there or fails."""
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
