@@ -13,7 +13,8 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,12 @@ _EXECUTION = (
 _FINISHED = f"SELECT {_EXECUTION} FROM executions WHERE finished_at IS NOT NULL AND id = ? AND "  # noqa: S608 - names of ours
 
 
+_sandbox_values, _kernel_values, _execution_values = (
+    attrgetter(*(field.name for field in fields(kind))) for kind in (SandboxRecord, KernelRecord, ExecutionRecord)
+)
+"""As dataclasses.astuple, without its copies of everything."""
+
+
 class Records:
     """The file. ``open`` it before anything else. Every write raises StorageFailed where the disk does not take it."""
 
@@ -186,7 +193,7 @@ class Records:
     def sandbox_begins(self, record: SandboxRecord) -> None:
         """Note a sandbox before there is anything of it."""
         with self.batch() as database:
-            database.execute("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", astuple(record))
+            database.execute("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", _sandbox_values(record))
 
     def sandbox_leaves(self, sandbox: str) -> None:
         """Note that it is nobody's any more: a later service removes what is left of it."""
@@ -202,7 +209,7 @@ class Records:
 
     def kernel(self, record: KernelRecord) -> None:
         """Note what is now known of a kernel."""
-        values = (record.scope, record.session or "", *astuple(record)[2:])
+        values = (record.scope, record.session or "", *_kernel_values(record)[2:])
         with self.batch() as database:
             database.execute(f"INSERT OR REPLACE INTO kernels VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608 - marks
 
@@ -230,7 +237,7 @@ class Records:
                 " ON CONFLICT (scope, id) DO UPDATE SET request = excluded.request, whole = excluded.whole,"
                 " sandbox = excluded.sandbox, link = excluded.link, sent_at = excluded.sent_at, answer = excluded.answer,"
                 " file = excluded.file, size = excluded.size, finished_at = excluded.finished_at",
-                astuple(record),
+                _execution_values(record),
             )
 
     def unfinished(self) -> list[ExecutionRecord]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from sandboxd.protocol import OutputLimits
 
-from interpreter.backends.base import Backend, Limits
+from interpreter.backends.base import Backend, Limits, Stats
 from interpreter.errors import ExecutionNotFound, KernelNotFound, ServiceError, ShuttingDown, TooManyExecutions
 from interpreter.executions.execution import Execution
 from interpreter.executions.kernel_stops import KernelStops
@@ -258,11 +258,13 @@ class Interpreter:
         """Return how many sandboxes there are."""
         return len(self._table.rows())
 
-    def sessions(self, scope: str) -> list[dict[str, Any]]:
+    async def sessions(self, scope: str) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes/{scope}/sessions``: the sandboxes of ``scope``."""
         check_name("scope", scope)
         lives = [self._manager.get(row.key) for row in self._table.rows(scope)]
-        return [self._session(live) for live in lives if live is not None]
+        there = [live for live in lives if live is not None]
+        stats = await asyncio.to_thread(lambda: [live.stats() for live in there])  # several files each
+        return [self._session(live, memory) for live, memory in zip(there, stats, strict=True)]
 
     def kernels(self, scope: str, session: str | None) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/kernels/{scope}``: the kernels that run, or are about to."""
@@ -363,9 +365,9 @@ class Interpreter:
             for key in keys:
                 self._data.purge_session(key)
 
-    def _session(self, live: Live) -> dict[str, Any]:
+    def _session(self, live: Live, stats: Stats | None) -> dict[str, Any]:
         key, row = live.row.key, live.row
-        leased, stats = self._table.leased(key), live.stats()
+        leased = self._table.leased(key)
         used_at = time.time() - (self._clock() - row.used_at)
         return {
             "session": key.session,

@@ -27,7 +27,7 @@ class SessionsHandler(ApiHandler):
 
     async def on_get(self, scope: str, _query: wire.NoQuery, _body: wire.NoBody) -> None:
         """List them."""
-        self.send({"sessions": self.api.service.sessions(scope)})
+        self.send({"sessions": await self.api.service.sessions(scope)})
 
 
 class SessionHandler(ApiHandler):

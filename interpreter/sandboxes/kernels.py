@@ -67,6 +67,7 @@ class Kernels:
     remembered: int = MAX_REMEMBERED
     on_change: Callable[[], None] = lambda: None
     _kernels: dict[tuple[Key, KernelKey], Kernel] = field(default_factory=dict)
+    _by_key: dict[Key, dict[KernelKey, Kernel]] = field(default_factory=dict)
     _changed: dict[tuple[Key, KernelKey], None] = field(default_factory=dict)
 
     def changes(self) -> list[tuple[Key, KernelKey, Kernel | None]]:
@@ -83,15 +84,15 @@ class Kernels:
         """Take over what an earlier service knew. running: sandboxes that still run; the kernels of others are lost."""
         homes = set(running)
         for kernel in kernels:
-            self._kernels[kernel.key, kernel.name] = kernel
+            self._add(kernel)
             if kernel.alive and kernel.home not in homes:
                 self._lose(kernel, "killed")
 
     def found(self, key: Key, sandbox: SandboxId, alive: Iterable[KernelKey]) -> None:
         """Say which kernels of ``key`` run in the ``sandbox`` that was taken over: the others ended unseen."""
         there = set(alive)
-        for (owner, name), kernel in self._kernels.items():
-            if owner == key and kernel.home == sandbox and kernel.alive and name not in there:
+        for name, kernel in self._here(key):
+            if kernel.home == sandbox and kernel.alive and name not in there:
                 self._lose(kernel, "crash")
                 kernel.unseen = True
 
@@ -101,7 +102,7 @@ class Kernels:
 
     def of(self, key: Key) -> list[Kernel]:
         """Return the kernels of one sandbox that run or are wanted."""
-        return [k for (owner, _), k in self._kernels.items() if owner == key and (k.alive or k.wanted)]
+        return [kernel for _, kernel in self._here(key) if kernel.alive or kernel.wanted]
 
     def join(self, key: Key, name: KernelKey, ticket: str, *, first: bool = False) -> bool:
         """Take a place in the queue; True if it is ``ticket``'s turn now. Raises QueueFull, TooManyKernels.
@@ -117,7 +118,7 @@ class Kernels:
                 )
             if kernel is None:
                 self._forget()
-                kernel = self._kernels[key, name] = Kernel(key, name)
+                kernel = self._add(Kernel(key, name))
         if kernel.running is None and not kernel.waiting:
             kernel.running = ticket
             return True
@@ -178,14 +179,14 @@ class Kernels:
 
     def sandbox_gone(self, key: Key, sandbox: SandboxId, reason: Reason) -> None:
         """Say that the kernels of ``key`` in ``sandbox`` ended with it. ``deleted``: by their owner, so it is no loss."""
-        for (owner, _), kernel in self._kernels.items():
-            if owner == key and kernel.home == sandbox and kernel.alive:
+        for _, kernel in self._here(key):
+            if kernel.home == sandbox and kernel.alive:
                 self._lose(kernel, None if reason == "deleted" else reason)
 
     def ended_by_owner(self, key: Key, name: KernelKey | None = None) -> None:
         """Say that their owner ended one kernel or all of ``key``: the next answer says ``new``, and no loss."""
-        for (owner, called), kernel in self._kernels.items():
-            if owner == key and name in (None, called):
+        for called, kernel in self._here(key):
+            if name in (None, called):
                 self._lose(kernel, None)
                 if kernel.running is None:
                     kernel.home = None
@@ -199,9 +200,7 @@ class Kernels:
 
     def forget(self, key: Key) -> None:
         """Forget the kernels of a purged session, generations too. Those still wanted begin anew."""
-        for (owner, name), kernel in list(self._kernels.items()):
-            if owner != key:
-                continue
+        for _, kernel in self._here(key):
             self._note(kernel)
             if kernel.wanted:
                 kernel.generation, kernel.alive, kernel.restarted, kernel.loss, kernel.home = (
@@ -212,11 +211,27 @@ class Kernels:
                     None,
                 )
             else:
-                del self._kernels[owner, name]
+                self._remove(kernel)
 
     def keys(self, scope: str) -> set[Key]:
         """Return the keys of ``scope`` of which kernels are known."""
-        return {key for key, _ in self._kernels if key.scope == scope}
+        return {key for key in self._by_key if key.scope == scope}
+
+    def _here(self, key: Key) -> list[tuple[KernelKey, Kernel]]:
+        """Return the kernels of one sandbox, known or running."""
+        return list(self._by_key.get(key, {}).items())
+
+    def _add(self, kernel: Kernel) -> Kernel:
+        self._kernels[kernel.key, kernel.name] = kernel
+        self._by_key.setdefault(kernel.key, {})[kernel.name] = kernel
+        return kernel
+
+    def _remove(self, kernel: Kernel) -> None:
+        del self._kernels[kernel.key, kernel.name]
+        here = self._by_key[kernel.key]
+        del here[kernel.name]
+        if not here:
+            del self._by_key[kernel.key]
 
     def _begin(self, kernel: Kernel, sandbox: SandboxId, now: float) -> None:
         kernel.generation += 1
@@ -240,5 +255,5 @@ class Kernels:
             return
         gone = sorted((k for k in self._kernels.values() if not (k.alive or k.wanted)), key=lambda k: k.used_at)
         for kernel in gone[: max(1, self.remembered // 10)]:
-            del self._kernels[kernel.key, kernel.name]
+            self._remove(kernel)
             self._note(kernel)

@@ -79,7 +79,7 @@ class ScriptedService(Interpreter):
         self._called("scopes")
         return [{"scope": "u1"}]
 
-    def sessions(self, scope: str) -> list[dict[str, Any]]:
+    async def sessions(self, scope: str) -> list[dict[str, Any]]:
         self._called("sessions", scope)
         return [
             {

@@ -52,12 +52,12 @@ async def records_of(house: House) -> Records:
 
 async def test_variables_generations_and_listings_go_on(first: House, make_house: MakeHouse) -> None:
     await first.exec("a")
-    (before,) = first.service.sessions("u1")
+    (before,) = await first.service.sessions("u1")
     await first.service.release()
     second = await make_house(first)
     answer = await second.exec("b")
     assert (answer.state, answer.generation, answer.stdout) == ("kept", 1, "b")
-    (after,) = second.service.sessions("u1")
+    (after,) = await second.service.sessions("u1")
     assert (after["started_at"], after["kernels"][0]["execution_count"]) == (before["started_at"], 2)
     assert len(second.backend.started) == 0
 

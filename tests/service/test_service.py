@@ -478,7 +478,7 @@ async def test_delete_is_refused_while_busy_and_forced_ends_what_runs(house: Hou
 async def test_an_exec_that_meets_a_delete_runs_in_a_fresh_sandbox(house: House) -> None:
     await house.exec("a")
     deleting = asyncio.get_running_loop().create_task(house.service.remove_session("u1", "chat", purge=True))
-    while house.service.sessions("u1"):  # noqa: ASYNC110 - until it is decided, which takes no time
+    while await house.service.sessions("u1"):  # noqa: ASYNC110 - until it is decided, which takes no time
         await asyncio.sleep(0)
     answer, removed = await house.exec("b"), await deleting
     assert (answer.status, answer.state, answer.generation) == ("ok", "new", 1)
@@ -542,7 +542,7 @@ async def test_kernels_are_listed_restarted_and_deleted(house: House) -> None:
     await house.sandboxd.wait_for("wait")
     (row,) = house.service.kernels("u1", "chat")
     assert (row["state"], row["generation"], row["execution_count"]) == ("busy", 1, 1)
-    assert (house.service.sessions("u1")[0]["state"], house.service.sessions("u2")) == ("busy", [])
+    assert ((await house.service.sessions("u1"))[0]["state"], await house.service.sessions("u2")) == ("busy", [])
     assert await house.service.restart_kernel("u1", "chat", "python", "default") == {"restarted": True}
     assert [(await house.service.settle(e)).status for e in (running, waiting)] == ["cancelled"] * 2
     after = await house.exec("b")
@@ -551,7 +551,7 @@ async def test_kernels_are_listed_restarted_and_deleted(house: House) -> None:
     assert house.service.kernels("u1", "chat") == []
     again = await house.exec("c")
     assert (again.state, again.generation) == ("new", 3)
-    session = house.service.sessions("u1")[0]
+    session = (await house.service.sessions("u1"))[0]
     assert session["state"] == "idle"
     assert session["expires_at"] > session["last_used_at"]
 

@@ -81,7 +81,7 @@ class Storm:
                 await operation()
             except ServiceError as error:
                 self.seen[error.code] += 1
-            service.sessions(scope)
+            await service.sessions(scope)
             service.kernels(scope, session)
             await service.scopes()
 
