@@ -137,6 +137,15 @@ class Box:
         assert isinstance(answer, Finished), answer
         return answer
 
+    def sandboxd(self) -> int:
+        """Pid of sandboxd: the first process that the boot process forked."""
+        own = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):  # it has just ended
+                if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == self.boot.pid:
+                    own.append(pid)
+        return min(own)
+
     def processes(self) -> dict[int, str]:
         """Pid and command line of each live process that carries the mark."""
         found = {}

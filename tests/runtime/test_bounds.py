@@ -33,17 +33,8 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         yield opened
 
 
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def sandboxd(sandbox: Box) -> int:
-    """The first process that the boot process forked."""
-    return min(pid for pid in sandbox.processes() if parent(pid) == sandbox.boot.pid)
-
-
 def descriptors(sandbox: Box) -> int:
-    return len(os.listdir(f"/proc/{sandboxd(sandbox)}/fd"))
+    return len(os.listdir(f"/proc/{sandbox.sandboxd()}/fd"))
 
 
 def wait_for_descriptors(sandbox: Box, most: int) -> None:

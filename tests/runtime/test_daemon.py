@@ -22,10 +22,6 @@ def sandbox(tmp_path: Path) -> Iterator[Box]:
         yield opened
 
 
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
-
-
 def test_shutdown_ends_it_with_what_runs(sandbox: Box) -> None:
     sandbox.begin("sleep 600", "bash")
     sandbox.begin("import time; time.sleep(600)")
@@ -55,8 +51,7 @@ def test_where_nobody_watches_from_outside_the_end_of_the_link_ends_it(tmp_path:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_the_boot_process_ends_as_sandboxd_did(sandbox: Box, number: signal.Signals) -> None:
     sandbox.begin("sleep 600", "bash")
-    sandboxd = min(pid for pid in sandbox.processes() if parent(pid) == sandbox.boot.pid)
-    os.kill(sandboxd, number)
+    os.kill(sandbox.sandboxd(), number)
     assert sandbox.boot.wait(5) == 128 + number
     sandbox.wait_for_processes(0)
 
