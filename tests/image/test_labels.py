@@ -24,7 +24,7 @@ def test_it_is_small_in_few_layers(image: dict[str, Any]) -> None:
 
 def test_the_labels_tell_its_inputs_and_its_version(image: dict[str, Any]) -> None:
     labels = image["Config"]["Labels"]
-    if labels[making.INPUTS] != making.digest(making.inputs()) and os.environ.get("CI") != "true":
+    if labels.get(making.INPUTS) != making.digest(making.inputs()) and os.environ.get("CI") != "true":
         pytest.skip("the image is of other sources: make image")
     assert labels[making.INPUTS] == making.digest(making.inputs())
     assert labels[making.VERSION] == interpreter.__version__
