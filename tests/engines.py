@@ -42,5 +42,20 @@ def has_image() -> bool:
         client.close()
 
 
+def containers(uids: range) -> list[str]:
+    """Names of the containers of sandboxes, running or not, whose scopes have these ids."""
+    if not answers():
+        return []
+    from interpreter.backends.docker.engine import Client
+    from interpreter.backends.docker.spec import SCOPE_UID
+
+    client = Client(ADDRESS)
+    try:
+        found = client.containers(SCOPE_UID)
+        return [each["Names"][0] for each in found if int(each["Labels"][SCOPE_UID]) in uids]
+    finally:
+        client.close()
+
+
 needed = pytest.mark.skipif(not answers(), reason="needs root and a container engine: .ci/engine.sh start")
 image_needed = pytest.mark.skipif(not has_image(), reason="needs root, a container engine, and the image: make image")

@@ -1,5 +1,7 @@
 """Fixtures: ``serve`` starts services with given settings; ``cellbox`` is one with the defaults, shared by a module;
 ``scope`` is a fresh scope name; ``Cellbox.processes`` looks for a sandbox's processes on the host.
+
+A module that says ``RUNTIMES = CONFINED`` has its tests of ``cellbox`` and ``serve`` on each of those backends.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tests import engines
 
 KEY = "a-key-for-the-tests-of-cellbox"
 _uid_bases = itertools.count(400_000 + (os.getpid() % 1000) * 1000, 100)
@@ -158,6 +162,7 @@ def running(root: Path, *, within: Sequence[str] = (), **settings: str) -> Itera
     assert process.returncode == 0, cellbox.log
     assert not cellbox.processes()
     assert not list((root / "data" / ".run").iterdir())
+    assert not engines.containers(range(uid_base, uid_base + 100))
     assert "Traceback" not in cellbox.log, cellbox.log
 
 
@@ -165,20 +170,42 @@ def bubblewrap_is_there() -> bool:
     return shutil.which("bwrap") is not None and os.geteuid() == 0
 
 
+CONFINED = [
+    pytest.param(
+        "bubblewrap",
+        marks=pytest.mark.skipif(
+            not bubblewrap_is_there(), reason="needs root and bubblewrap: apt-get install bubblewrap"
+        ),
+    ),
+    pytest.param("docker", marks=engines.image_needed),
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "runtime" in metafunc.fixturenames:
+        runtimes = getattr(metafunc.module, "RUNTIMES", CONFINED[:1])
+        metafunc.parametrize("runtime", runtimes, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def cellbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cellbox]:
-    if not bubblewrap_is_there():
-        pytest.skip("needs root and bubblewrap: apt-get install bubblewrap")
-    with running(tmp_path_factory.mktemp("cellbox")) as service:
+def runtime(request: pytest.FixtureRequest) -> str:
+    """The backend of ``cellbox`` and ``serve``."""
+    named: str = request.param
+    return named
+
+
+@pytest.fixture(scope="module")
+def cellbox(tmp_path_factory: pytest.TempPathFactory, runtime: str) -> Iterator[Cellbox]:
+    with running(tmp_path_factory.mktemp("cellbox"), runtime_backend=runtime) as service:
         yield service
 
 
 @pytest.fixture
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cellbox]]:
-    if not bubblewrap_is_there():
-        pytest.skip("needs root and bubblewrap: apt-get install bubblewrap")
+def serve(tmp_path_factory: pytest.TempPathFactory, runtime: str) -> Iterator[Callable[..., Cellbox]]:
     with ExitStack() as stack:
-        yield lambda **settings: stack.enter_context(running(tmp_path_factory.mktemp("cellbox"), **settings))
+        yield lambda **settings: stack.enter_context(
+            running(tmp_path_factory.mktemp("cellbox"), **{"runtime_backend": runtime, **settings})
+        )
 
 
 @pytest.fixture

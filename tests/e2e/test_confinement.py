@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cellbox
+from tests.e2e.conftest import CONFINED, Cellbox
+
+RUNTIMES = CONFINED
 
 LOOK = """
 import json, os, signal

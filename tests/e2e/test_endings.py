@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cellbox
+from tests.e2e.conftest import CONFINED, Cellbox
+
+RUNTIMES = CONFINED
 
 TIMEOUT_S = 1.0
 GRACE_S = 2.0
@@ -326,10 +328,14 @@ def sandbox_tree(cellbox: Cellbox) -> list[int]:
         chain = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
         if len(chain) > 1:
             inside[pid] = int(chain[-1])
-    newest = max(pid for pid, number in inside.items() if number == 1)
+    newest = max((pid for pid, number in inside.items() if number == 1), key=_started)  # pids begin anew some day
     space = os.readlink(f"/proc/{newest}/ns/pid")
     members = [pid for pid in inside if os.readlink(f"/proc/{pid}/ns/pid") == space]
     return sorted(members, key=lambda pid: inside[pid])
+
+
+def _started(pid: int) -> int:
+    return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
 
 
 def state_of(cellbox: Cellbox, scope: str) -> str | None:

@@ -22,7 +22,9 @@ from sandboxd.protocol import (
     encode,
 )
 
-from tests.e2e.conftest import Cellbox
+from tests.e2e.conftest import CONFINED, Cellbox
+
+RUNTIMES = CONFINED
 
 Serve = Callable[..., Cellbox]
 

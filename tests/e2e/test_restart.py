@@ -16,7 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Cellbox
+from tests.e2e.conftest import CONFINED, Cellbox
+
+RUNTIMES = CONFINED
 
 Serve = Callable[..., Cellbox]
 
