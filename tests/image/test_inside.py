@@ -95,10 +95,10 @@ figure.savefig("/tmp/figure.pdf")
 
 WHEEL = """
 import zipfile
-info = "hello_cellbox-1.0.dist-info"
-with zipfile.ZipFile("/tmp/hello_cellbox-1.0-py3-none-any.whl", "w") as wheel:
+info = "hello_cellbox-99.0.dist-info"
+with zipfile.ZipFile("/tmp/hello_cellbox-99.0-py3-none-any.whl", "w") as wheel:
     wheel.writestr("hello_cellbox.py", "def main(): print(__file__)")
-    wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: hello-cellbox\\nVersion: 1.0\\n")
+    wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: hello-cellbox\\nVersion: 99.0\\n")
     wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
     wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\\nhello-cellbox = hello_cellbox:main\\n")
     wheel.writestr(f"{info}/RECORD", "")
@@ -117,6 +117,18 @@ def test_pip_installs_without_flags_into_the_users_own_directory(inside, pip):
     )
     assert said.status == 0, said.err
     assert said.out.splitlines() == ["/opt/user/.local/lib/python3.13/site-packages/hello_cellbox.py"] * 3
+
+
+@pytest.mark.parametrize("python", ["python", "/usr/bin/python3"])
+def test_what_the_user_installs_comes_before_what_came_with_the_image(inside, python):
+    said = inside(
+        "bash",
+        "-ec",
+        f"""python -c {shlex.quote(re.sub("hello.cellbox", "tabulate", WHEEL))}
+        pip install --no-index --quiet /tmp/*.whl
+        {python} -c 'import tabulate; print(tabulate.__file__)'""",
+    )
+    assert said.out == "/opt/user/.local/lib/python3.13/site-packages/tabulate.py\n", said.err
 
 
 def test_debians_own_python_has_the_packages_too(inside):
