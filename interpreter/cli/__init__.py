@@ -26,7 +26,7 @@ exit codes:
   0 done   1 failed while running   2 wrong usage or settings   3 cannot serve here
 """
 
-_COMMANDS = ("serve", "config", "stop", "image")
+_COMMANDS = ("serve", "config", "stop", "smoke", "image")
 _SERVER_PACKAGES = ("docker", "msgspec", "tornado")
 
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"cellbox {interpreter.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{serve,config,stop,image}")
+    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
     commands.add_parser(
         "serve",
         help="start the service",
@@ -86,6 +86,17 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="at once, with all sandboxes; where no service runs, remove those that the last one left",
     )
+    smoke = commands.add_parser(
+        "smoke",
+        help="call every route of the running service",
+        description="Call every route of the running service as a client does, in a scope of its own that is deleted at the end. "
+        "One at a time. Exit code 1: a step failed.",
+        allow_abbrev=False,
+    )
+    smoke.add_argument("dir", nargs="?", help="where the service's `.env` is; without it the environment tells")
+    smoke.add_argument("--url", help="where the service is, if its settings do not say: http://127.0.0.1:8090")
+    smoke.add_argument("--scope", help="a scope that has data, where the service keeps one only; its data stays")
+    smoke.add_argument("--json", action="store_true", help="as JSON")
     image = commands.add_parser(
         "image",
         help="make, save or load the image of the sandboxes (docker backend)",
