@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from interpreter import shortage
 from interpreter.backends import inside
@@ -27,6 +26,7 @@ from interpreter.backends.base import (
     BackendUnavailable,
     Limits,
     Sandbox,
+    SandboxExit,
     SandboxId,
     SandboxSpec,
 )
@@ -34,7 +34,7 @@ from interpreter.tasks import Tasks, finish
 
 from . import failure, seen, sources, spec, weaknesses
 from .engine import Answer, Engine, EngineError, Follower, Listening, NotThere
-from .sandbox import DockerSandbox
+from .sandbox import DockerSandbox, exit_of
 
 log = logging.getLogger(__name__)
 
@@ -113,16 +113,18 @@ class DockerBackend(Backend, Listening):
 
     async def adoptable(self) -> list[Sandbox]:
         """Return handles on the containers with our label that run, or have run."""
-        found: list[tuple[SandboxId, str, seen.Seen | None]] = []
+        found: list[tuple[SandboxId, str, seen.Seen | SandboxExit]] = []
 
         def look() -> None:
             for container in self._engine.client.containers(self._label):
                 ident = SandboxId(container["Labels"].get(spec.SANDBOX, ""))
-                if container["State"] in ("running", "paused"):
-                    pid = self._engine.client.inspect(container["Id"])["State"]["Pid"]
-                    found.append((ident, container["Id"], seen.look(container["Id"], pid)))
-                elif container["State"] == "exited":
-                    found.append((ident, container["Id"], None))
+                if container["State"] not in ("running", "paused", "exited"):
+                    continue
+                state = self._engine.client.inspect(container["Id"])["State"]
+                if state["Running"]:
+                    found.append((ident, container["Id"], seen.look(container["Id"], state["Pid"])))
+                else:
+                    found.append((ident, container["Id"], exit_of(state)))
 
         try:
             await finish(self._engine.call(look), within_s=_START_S)
@@ -132,7 +134,7 @@ class DockerBackend(Backend, Listening):
             if isinstance(error, EngineError):
                 raise failure.unavailable(error, self._engine.address) from error
             raise
-        return [self._adopt(*each) for each in found if each[0] not in self._sandboxes]
+        return [self._adopt(*each) for each in found]
 
     async def remove_leftovers(self, keep: frozenset[SandboxId] = frozenset()) -> int:
         """End and remove all other containers with our label."""
@@ -273,12 +275,17 @@ class DockerBackend(Backend, Listening):
                 part.rename(file)
         return spec.Accounts(folder / f"{uid}-{gid}.passwd", folder / f"{uid}-{gid}.group")
 
-    def _adopt(self, ident: SandboxId, container: str, sight: seen.Seen | None) -> Sandbox:
+    def _adopt(self, ident: SandboxId, container: str, sight: seen.Seen | SandboxExit) -> Sandbox:
+        """Return a handle. One that has ended stays in the engine until it is stopped: each service is told of its end."""
+        known = self._sandboxes.get(ident)
+        if known is not None and isinstance(sight, seen.Seen):
+            _drop(sight)
+            return known
         sandbox = self._handle(ident, container)
-        if sight is None:
-            sandbox.ended()
-        else:
+        if isinstance(sight, seen.Seen):
             sandbox.see(sight)
+        else:
+            sandbox.has_ended(sight)
         return sandbox
 
     def _handle(self, ident: SandboxId, container: str) -> DockerSandbox:
@@ -359,7 +366,7 @@ def _instance(root: Path) -> str:
     return hashlib.sha256(os.fsencode(root) + b"\0" + file.read_bytes()).hexdigest()[:16]
 
 
-def _drop(sight: Any) -> None:
+def _drop(sight: seen.Seen | SandboxExit) -> None:
     """Close what was seen and is of no use."""
-    if sight is not None and sight.process >= 0:
+    if isinstance(sight, seen.Seen) and sight.process >= 0:
         os.close(sight.process)

@@ -110,11 +110,16 @@ class DockerSandbox(Sandbox):
 
     def ended(self) -> None:
         """Hear, from the host or the engine, that it has ended. May be called any number of times."""
-        if self._ending is None:
+        if self._ending is None and not self._exit.done():
             self.oom_kills()
             self.release()
             self._noticed.set()
             self._ending = self._tasks.start(self._end(), name=f"clean up sandbox {self.id}")
+
+    def has_ended(self, end: SandboxExit) -> None:
+        """Take over how it ended, before anybody here knew of it."""
+        self._oom_kills = int(end.oom)
+        self._exit.set_result(end)
 
     def release(self) -> None:
         """Let go of its process, and leave it alone."""
@@ -147,7 +152,7 @@ class DockerSandbox(Sandbox):
         """Ask the engine how it ended. Blocking."""
         status = self._engine.client.wait(self.container, within_s=_TOLD_S)
         state = self._engine.client.inspect(self.container)["State"]
-        return SandboxExit(status, oom=bool(state.get("OOMKilled")) or self._oom_kills > 0, said="")
+        return SandboxExit(status, oom=exit_of(state).oom or self._oom_kills > 0)
 
     async def _removed(self, *, within_s: float) -> bool:
         """End and remove the container; whether the engine has done so in time."""
@@ -169,7 +174,7 @@ class DockerSandbox(Sandbox):
                 return False
 
     async def _stop(self) -> None:
-        if self._ending is None and self._seen.process >= 0:
+        if not self._exit.done() and self._ending is None and self._seen.process >= 0:
             ending.kill(self._seen.process)  # at once, and whatever state the engine is in
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._noticed.wait(), STOP_S)
@@ -197,6 +202,11 @@ class DockerSandbox(Sandbox):
         except EngineError:
             return
         self._last = _stats(said)
+
+
+def exit_of(state: dict[str, Any]) -> SandboxExit:
+    """Read how a container ended from what the engine says of its state."""
+    return SandboxExit(int(state["ExitCode"]), oom=bool(state.get("OOMKilled")))
 
 
 def _stats(said: dict[str, Any]) -> Stats:

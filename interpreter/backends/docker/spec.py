@@ -188,9 +188,9 @@ def _ulimit(what: str, most: int) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return ``value`` in a form in which what means the same is the same."""
     if isinstance(value, dict):
-        return {key: plain for key, each in value.items() if (plain := _plain(each))}
+        return {key: plain for key, each in value.items() if (plain := _plain(each))} or None
     if isinstance(value, list):
-        return sorted((_plain(each) for each in value), key=repr)
+        return sorted((_plain(each) for each in value), key=repr) or None
     return value or None
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from docker import APIClient
 from docker.errors import ImageNotFound
 
-IMAGE = "cellbox-tests-tiny:latest"
+IMAGE = "cellbox-tests-tiny:2"
 _PROGRAMS = ("/usr/bin/python3", "/usr/bin/true")
-_PLACES = ("opt/workspace", "opt/user", "run/cellbox", "run/kernels", "tmp", "proc", "sys", "dev", "etc")
+_PLACES = ("opt/workspace", "opt/user", "run/cellbox", "proc", "sys", "dev", "etc")
+_MODES = {"tmp": 0o1777, "run/kernels": 0o700}  # older engines give a tmpfs the mode of the place that it covers
 _WITHOUT = re.compile(r"/(dist-packages|test|tests|idlelib|lib2to3|tkinter|ensurepip|__pycache__|config-3[^/]*)(/|$)")
 
 
@@ -37,9 +38,9 @@ def make(address: str) -> str:
 def _tar() -> bytes:
     into = io.BytesIO()
     with tarfile.open(fileobj=into, mode="w") as tar:
-        for place in _PLACES:
+        for place, mode in {**dict.fromkeys(_PLACES, 0o755), **_MODES}.items():
             entry = tarfile.TarInfo(place)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            entry.type, entry.mode = tarfile.DIRTYPE, mode
             tar.addfile(entry)
         for program in _PROGRAMS:
             tar.add(Path(program).resolve(), program.lstrip("/"))

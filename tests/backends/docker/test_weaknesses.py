@@ -1,0 +1,104 @@
+"""Rule S15: what an engine says of itself, judged."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from interpreter.backends.docker import weaknesses
+from tests.fakes.engine import INFO, VERSION
+
+DEBIAN = {"Version": "1.1.5+ds1", "Details": {"GitCommit": "1.1.5+ds1-1+deb12u1"}}
+FIXES = "runc (1.1.5+ds1-1+deb12u2): CVE-2025-31133, CVE-2025-52565, CVE-2025-52881\n"
+
+
+def version(**parts: dict[str, Any]) -> dict[str, Any]:
+    """The version of a good engine with other parts."""
+    made = copy.deepcopy(VERSION)
+    made["Components"] = [{**part, **parts.get(part["Name"], {})} for part in made["Components"]]
+    return made
+
+
+def found(said: dict[str, Any], info: dict[str, Any] | None = None, changes: str = "") -> list[str]:
+    return weaknesses.found(said, info or INFO, changes=lambda package: changes if package == "runc" else "")
+
+
+def test_a_good_engine_is_neither_refused_nor_warned_about() -> None:
+    assert weaknesses.refusal(VERSION, INFO, runtime="") is None
+    assert found(VERSION) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "good"),
+    [
+        ("runc", "1.1.15", False),
+        ("runc", "1.2.7", False),
+        ("runc", "1.2.8", True),
+        ("runc", "1.3.2", False),
+        ("runc", "1.3.3", True),
+        ("runc", "1.4.0", True),
+        ("runc", "2.0.0", True),
+        ("runc", "", False),
+        ("containerd", "1.7.28", False),
+        ("containerd", "v1.7.29", True),
+        ("containerd", "2.0.6", False),
+        ("containerd", "2.1.5", True),
+        ("containerd", "2.2.0", True),
+    ],
+)
+def test_versions_with_known_holes(name: str, number: str, good: bool) -> None:
+    said = found(version(**{name: {"Version": number}}))
+    assert (said == []) is good
+    assert all(name in sentence and "CVE-" in sentence for sentence in said)
+
+
+def test_a_package_of_a_distribution_is_judged_by_its_list_of_changes() -> None:
+    (sentence,) = found(version(runc=DEBIAN))
+    assert "1.1.5+ds1-1+deb12u1" in sentence
+    assert found(version(runc=DEBIAN), changes=FIXES) == []
+    (_,) = found(version(runc=DEBIAN), changes=FIXES.replace("CVE-2025-52881", ""))
+
+
+def test_the_list_of_changes_says_nothing_about_a_version_from_elsewhere() -> None:
+    (_,) = found(version(runc={"Version": "1.1.5", "Details": {"GitCommit": "v1.1.5-0-gf19387a6"}}), changes=FIXES)
+
+
+def test_what_is_old_or_has_no_filter_is_named() -> None:
+    (engine,) = found({**VERSION, "Version": "24.0.9"})
+    (kernel,) = found({**VERSION, "KernelVersion": "5.4.0-200-generic"})
+    (filter_,) = found(VERSION, {**INFO, "SecurityOptions": ["name=seccomp,profile=unconfined"]})
+    (none,) = found(VERSION, {**INFO, "SecurityOptions": None})
+    assert "24.0.9" in engine
+    assert "5.4.0" in kernel
+    assert "seccomp" in filter_
+    assert "seccomp" in none
+
+
+def test_an_engine_that_hides_its_parts_is_named() -> None:
+    assert len(found({"Version": "28.0.0", "KernelVersion": "6.1", "Components": []})) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"OSType": "windows"}, "Linux"),
+        ({"MemoryLimit": False}, "memory"),
+        ({"SwapLimit": False}, "swapaccount=1"),
+        ({"PidsLimit": False}, "processes"),
+        ({"CpuCfsQuota": False}, "processor time"),
+        ({"SecurityOptions": ["name=rootless"]}, "rootless"),
+        ({"SecurityOptions": ["name=seccomp,profile=builtin", "name=userns"]}, "userns-remap"),
+    ],
+)
+def test_what_an_engine_must_have(change: dict[str, Any], word: str) -> None:
+    refusal = weaknesses.refusal(VERSION, {**INFO, **change}, runtime="")
+    assert refusal is not None
+    assert word in refusal
+
+
+def test_an_engine_without_cgroup_namespaces_or_the_runtime_is_refused() -> None:
+    assert "too old" in str(weaknesses.refusal({**VERSION, "ApiVersion": "1.40"}, INFO, runtime=""))
+    assert "daemon.json" in str(weaknesses.refusal(VERSION, INFO, runtime="runsc"))
+    assert weaknesses.refusal(VERSION, INFO, runtime="runc") is None
