@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from interpreter import cli
-from interpreter.cli import envfile, smoke
+from interpreter.cli import envfile, smoke, smoke_steps
 from interpreter.http.routes import ROUTES
 from interpreter.settings import SettingsError
 from tests.e2e.conftest import CONFINED, KEY, Cellbox, running
@@ -55,7 +55,7 @@ def test_the_command_reads_the_env_file(cellbox: Cellbox, tmp_path: Path) -> Non
     said = json.loads(done.stdout)
     assert said["ok"]
     assert said["url"] == cellbox.url
-    assert {step["name"] for step in said["steps"]} >= {name for name, _ in smoke.STEPS}
+    assert {step["name"] for step in said["steps"]} >= {name for name, _ in smoke_steps.STEPS}
 
 
 def test_a_wrong_key_fails_and_says_which_steps(cellbox: Cellbox, tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_service_that_answers_nonsense_fails_the_step_and_not_the_command() ->
         return httpx.Response(200, json=[] if request.url.path == "/healthz" else {})
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as client:
-        caller = smoke.Caller(client, KEY, scope="s", disposable="s")
-        for name, work in (("health", smoke._health), *smoke.STEPS, ("clean", smoke._clean)):
+        caller = smoke_steps.Caller(client, KEY, scope="s", disposable="s")
+        for name, work in (("health", smoke_steps.health), *smoke_steps.STEPS, ("clean", smoke_steps.clean)):
             assert not smoke._did(name, lambda work=work: work(caller), lambda step: None).ok
 
 
