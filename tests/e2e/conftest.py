@@ -161,7 +161,7 @@ def running(root: Path, *, within: Sequence[str] = (), **settings: str) -> Itera
             process.wait()
     assert process.returncode == 0, cellbox.log
     assert not cellbox.processes()
-    assert not list((root / "data" / ".run").iterdir())
+    assert not list((root / "data").glob(".run/*"))
     assert not engines.containers(range(uid_base, uid_base + 100))
     assert "Traceback" not in cellbox.log, cellbox.log
 
