@@ -26,7 +26,7 @@ exit codes:
   0 done   1 failed while running   2 wrong usage or settings   3 cannot serve here
 """
 
-_COMMANDS = ("serve", "config", "stop", "smoke", "image")
+_COMMANDS = ("serve", "config", "stop", "doctor", "smoke", "image")
 _SERVER_PACKAGES = ("docker", "msgspec", "tornado")
 
 
@@ -86,6 +86,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="at once, with all sandboxes; where no service runs, remove those that the last one left",
     )
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what is wrong on this machine, and what to type",
+        description="Look at all that a service with the settings of now needs: container engine, image, runtime, cgroups, "
+        "namespaces, bubblewrap, clock, disk, data root, descriptors. Changes nothing. Exit code 1: something is wrong.",
+        allow_abbrev=False,
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON")
     smoke = commands.add_parser(
         "smoke",
         help="call every route of the running service",
