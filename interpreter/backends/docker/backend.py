@@ -185,7 +185,7 @@ class DockerBackend(Backend, Listening):
         try:
             listed = await self._engine.call(lambda: self._engine.client.containers(self._label))
         except EngineError as error:
-            log.warning("the engine does not say which sandboxes there are", exc_info=error)
+            log.warning("the engine does not say which sandboxes there are", extra={"error": repr(error)})
             return
         there = {SandboxId(each["Labels"].get(spec.SANDBOX, "")): each for each in listed}
         for ident, sandbox in before.items():

@@ -137,7 +137,7 @@ class DockerSandbox(Sandbox):
         except NotThere:
             end = SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
         except EngineError as error:
-            log.warning("the engine does not tell how a sandbox ended", extra={"sandbox": self.id}, exc_info=error)
+            log.warning("the engine does not tell how a sandbox ended", extra={"sandbox": self.id, "error": repr(error)})
             end = SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
         if end.oom and not self._oom_kills:
             self._oom_kills = 1
@@ -164,7 +164,7 @@ class DockerSandbox(Sandbox):
             except Conflict:  # somebody else does it just now
                 await asyncio.sleep(_AGAIN_S)
             except EngineError as error:
-                log.warning("a sandbox could not be removed", extra={"sandbox": self.id}, exc_info=error)
+                log.warning("a sandbox could not be removed", extra={"sandbox": self.id, "error": repr(error)})
                 return False
             else:
                 self._gone = True
@@ -187,6 +187,8 @@ class DockerSandbox(Sandbox):
             await asyncio.wait([self._ending], timeout=_TOLD_S + STOP_S)
         if not self._exit.done():
             raise BackendError("a sandbox could not be ended: some of its processes are still there")
+        if not self._gone:  # the engine did not do it before; if it does not now, it will be asked again
+            await self._removed(within_s=STOP_S)
 
     def _removed_by_us(self) -> None:
         """Tell its end, which nobody can be asked about any more."""

@@ -76,6 +76,7 @@ def container(
         "User": f"{uid}:{gid}",
         "WorkingDir": "/",
         "Hostname": "sandbox",
+        "StopSignal": "SIGKILL",  # an engine that stops need not wait for a first process that listens to no other
         "Tty": False,
         "OpenStdin": False,
         "AttachStdin": False,

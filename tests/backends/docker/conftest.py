@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -42,7 +44,8 @@ class PrivateEngine:
         command = ["dockerd", "--host", self.address, "--data-root", str(self.data), "--storage-driver", "overlay2"]
         command += ["--exec-root", str(self.place / "exec"), "--pidfile", str(self.place / "pid")]
         command += ["--bridge", "none", "--iptables=false", "--ip6tables=false", "--shutdown-timeout", "1"]
-        (self.place / "pid").unlink(missing_ok=True)
+        for pid in ("pid", "exec/containerd/containerd.pid"):  # it believes in a pid whose zombie is there
+            (self.place / pid).unlink(missing_ok=True)
         with (self.place / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + 60
@@ -65,6 +68,15 @@ class PrivateEngine:
             self.process.wait(60)
             self.process = None
 
+    def end_shims(self) -> None:
+        """End what a killed engine has left: the processes that hold its containers, and what is in these."""
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and f"{self.place}/exec" in (entry / "cmdline").read_text():
+                    children = (entry / "task" / entry.name / "children").read_text().split()
+                    for pid in map(int, [*children, entry.name]):
+                        os.kill(pid, signal.SIGKILL)
+
 
 @pytest.fixture
 def private() -> Iterator[PrivateEngine]:
@@ -79,8 +91,7 @@ def private() -> Iterator[PrivateEngine]:
         engine.start()
         yield engine
     finally:
-        if engine.process is None:
-            engine.start()  # which ends what it finds
         engine.end()
+        engine.end_shims()
         subprocess.run(["umount", "-l", str(engine.data)], check=True)
         shutil.rmtree(place, ignore_errors=True)
