@@ -11,6 +11,7 @@ Leaves to sandboxd: clocks. To the zygote: what is left when the tenant, who has
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -26,6 +27,7 @@ from .programs import Command, ForkedKernel, Program, PythonRun
 _ABOVE = 64
 """Received descriptors are moved above this, so that putting one in its place never overwrites another."""
 
+_GO = b"g"
 _SWEEP_EVERY_MS = 3
 _REST_MS = 3
 """Between a run and the fork for the next: the answer goes out first, which on few cores takes a quarter off its time."""
@@ -105,6 +107,9 @@ def _serve_run(control: socket.socket, order: socket.socket, wake: int, pid: int
         return False
     _close(descriptors)
     _tell(control, programs.STARTED, pid)
+    # Only now: what a tenant's code does first may be to stop us, and then nobody would learn that it has begun.
+    with contextlib.suppress(OSError):
+        order.send(_GO)
     return _watch(control, wake, pid)
 
 
@@ -183,6 +188,8 @@ def _become_run(order: socket.socket) -> NoReturn:
     stateless.rehearse()
     request, descriptors = _receive(order)
     if not request:
+        os._exit(0)
+    if order.recv(1) != _GO:
         os._exit(0)
     order.detach()  # closed with all others
     program = programs.decode(request)
