@@ -28,18 +28,22 @@ def ignores(pid: int, number: int) -> bool:
 
 
 def kill_below(pid: int, since: int) -> None:
-    """SIGKILL what lives below ``pid`` and was started from ``since`` on, in ``ticks``."""
+    """SIGKILL what lives below ``pid`` and was started from ``since`` on, in ``ticks``.
+
+    All are found before the first is killed: the children of one that has ended are nobody's here. Parents go first, so that
+    none starts another.
+    """
     children: Callable[[int], list[int]] = _children_of
     if not Path("/proc/thread-self/children").exists():
         children = partial(_looked_up, _all_children())
-    waiting = [pid]
-    while waiting:
-        for child in children(waiting.pop()):
-            waiting.append(child)
-            stat = _stat(child)
-            if stat is not None and int(stat[19]) >= since:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(child, signal.SIGKILL)
+    below = [pid]
+    for parent in below:
+        below += children(parent)
+    for child in below[1:]:
+        stat = _stat(child)
+        if stat is not None and int(stat[19]) >= since:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
 
 
 def _children_of(pid: int) -> list[int]:

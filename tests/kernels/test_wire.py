@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import ClassVar
@@ -400,3 +402,22 @@ def test_what_a_process_ignores():
         assert not processes.ignores(process.pid, signal.SIGTERM)
         process.kill()
     assert not processes.ignores(process.pid, signal.SIGINT)
+
+
+def test_what_lives_below_ends_with_its_own_children():
+    """A shell that is killed first would leave its program to nobody, with the pipe that somebody waits for."""
+    for _ in range(10):
+        since = processes.ticks()
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import subprocess; subprocess.run('trap \"\" INT; echo; sleep 60; sleep 60', shell=True)",
+            ],
+            stdout=subprocess.PIPE,
+        ) as program:
+            assert program.stdout is not None
+            program.stdout.readline()
+            processes.kill_below(program.pid, since)
+            assert select.select([program.stdout], [], [], 5)[0]
+            assert program.stdout.read() == b""
