@@ -41,7 +41,18 @@ class PrivateEngine:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = ["dockerd", "--host", self.address, "--data-root", str(self.data), "--storage-driver", "overlay2"]
+        # In a network of its own: an engine without a bridge removes that of the host, which is another engine's.
+        command = [
+            "unshare",
+            "--net",
+            "dockerd",
+            "--host",
+            self.address,
+            "--data-root",
+            str(self.data),
+            "--storage-driver",
+            "overlay2",
+        ]
         command += ["--exec-root", str(self.place / "exec"), "--pidfile", str(self.place / "pid")]
         command += ["--bridge", "none", "--iptables=false", "--ip6tables=false", "--shutdown-timeout", "1"]
         for pid in ("pid", "exec/containerd/containerd.pid"):  # it believes in a pid whose zombie is there
