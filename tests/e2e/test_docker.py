@@ -104,9 +104,9 @@ def test_a_service_that_does_not_come_back_is_not_waited_for(serve: Callable[...
     service = serve(idle_ttl="2")
     service.cell("x = 1", scope=scope, session="s")
     service.end(signal.SIGKILL)
-    service.wait_for(lambda: not service.processes(scope), within_s=15)
+    service.wait_for(lambda: containers(service, scope)[0]["State"] == "exited", within_s=15)
+    assert not service.processes(scope)
     (ended,) = containers(service, scope)
-    assert ended["State"] == "exited"
     service.start()
     assert service.cell("'x' in globals()", scope=scope, session="s")["state"] in ("lost", "new")
     assert ended["Id"] not in [each["Id"] for each in containers(service, scope)]
