@@ -28,7 +28,6 @@ RUN python3 -m venv /opt/cellbox-server \
 
 FROM system
 COPY --from=packages /opt/cellbox-server /opt/cellbox-server
-COPY docker-compose.yml /opt/cellbox-server/
 ENV PATH=/opt/cellbox-server/bin:/usr/local/bin:/usr/bin:/bin \
     LANG=C.UTF-8 \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -146,15 +146,54 @@ ensure_files() {
   local data
   data=$(setting SANDBOX_DATA_ROOT)
   install -d -m 0700 "${data:-/opt/cellbox/data}"
-  if in_clone; then
-    cp "$here/docker-compose.yml" "$DIR/docker-compose.yml.part"
-  else
-    docker run --rm --network none --entrypoint cat cellbox-server:latest /opt/cellbox-server/docker-compose.yml \
-      >"$DIR/docker-compose.yml.part"
-  fi
-  # Installed services are never made from a directory: there is none beside this file.
-  sed '/^    build:/d' "$DIR/docker-compose.yml.part" >"$DIR/docker-compose.yml"
-  rm "$DIR/docker-compose.yml.part"
+  compose_file >"$DIR/docker-compose.yml.part"
+  mv "$DIR/docker-compose.yml.part" "$DIR/docker-compose.yml"
+}
+
+# The repository's docker-compose.yml, without what makes the image from a directory: there is none beside this file.
+compose_file() {
+  cat <<'CELLBOX_END'
+# The service in a container, its sandboxes as containers beside it. Needs the file .env beside this one: .env.example says
+# what stands in it, install.sh makes it.
+#
+# Whoever can use the engine's socket is root on this host: nothing but this service gets it, and no sandbox does.
+services:
+  sandbox-server:
+    image: cellbox-server:latest
+    restart: unless-stopped
+    # Running calls end first (SANDBOX_DRAIN_TIMEOUT); sandboxes stay and are adopted by the next start.
+    stop_grace_period: 75s
+    env_file: .env
+    environment:
+      DOCKER_HOST: unix:///var/run/docker.sock
+      SANDBOX_LISTEN: ":8090"
+      SANDBOX_RUNTIME_BACKEND: docker
+      SANDBOX_NETWORK: ${SANDBOX_NETWORK:-none}
+      SANDBOX_DATA_ROOT: ${SANDBOX_DATA_ROOT:-/opt/cellbox/data}
+    ports:
+      - "${SANDBOX_BIND:-127.0.0.1}:${CELLBOX_PORT:-8090}:8090"
+    volumes:
+      - type: bind
+        source: ${CELLBOX_SOCKET:-/var/run/docker.sock}
+        target: /var/run/docker.sock
+      # At the same path as on the host: the engine looks up there what a sandbox is shown.
+      - type: bind
+        source: ${SANDBOX_DATA_ROOT:-/opt/cellbox/data}
+        target: ${SANDBOX_DATA_ROOT:-/opt/cellbox/data}
+    read_only: true
+    tmpfs:
+      - /tmp:size=64m,mode=1777
+    # Scopes' files belong to their own user ids; nothing else of root is needed.
+    cap_drop: [ALL]
+    cap_add: [CHOWN, DAC_OVERRIDE, FOWNER]
+    security_opt:
+      - no-new-privileges:true
+    logging:
+      driver: json-file
+      options:
+        max-size: 10m
+        max-file: "5"
+CELLBOX_END
 }
 
 start() {
