@@ -75,7 +75,7 @@ def cpu_quota_us(cpus: float) -> int:
 
 def boot_config(spec: SandboxSpec, *, orphan_s: float = 0.0) -> str:
     """Return the one argument of the boot process. orphan_s: see ``BootConfig``."""
-    environment = tenant_environment(user=USER, venv=VENV, cpus=spec.limits.cpus)
+    environment = tenant_environment(user=USER, venv=VENV, cpus=spec.limits.cpus, memory_mib=spec.limits.memory_mib)
     return encode_config(
         link=str(LINK / LINK_SOCKET),
         workspace=str(WORKSPACE),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sandboxd.protocol import MAX_ALIVE, MAX_RUNNING, Cancel, StopKernel
 
-from interpreter.backends.bubblewrap import host
+from interpreter.backends import inside
 from tests.runtime.box import Box, box
 
 PER_KERNEL = 8
@@ -80,7 +80,7 @@ def test_a_kernel_and_a_run_hold_so_many_and_no_more(sandbox: Box) -> None:
 
 def test_what_a_sandbox_may_hold_at_most_fits_its_limit() -> None:
     most = OF_ITSELF + (MAX_ALIVE + 2) * PER_KERNEL + MAX_RUNNING * PER_RUN + AT_ONCE * PER_START
-    assert most < host._OPEN_FILES
+    assert most < inside.OPEN_FILES
 
 
 HOLDERS = {

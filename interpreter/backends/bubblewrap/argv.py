@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from interpreter.backends.base import SandboxSpec
 from interpreter.backends.environment import INSIDE, INSIDE_PYTHON, INSIDE_VENV, Environment
-
-WORKSPACE = PurePosixPath("/opt/workspace")
-USER = PurePosixPath("/opt/user")
-LINK = PurePosixPath("/run/cellbox")
-KERNEL_FILES = PurePosixPath("/run/kernels")
+from interpreter.backends.inside import LINK, USER, WORKSPACE, Room
 
 UID_INSIDE = 1000
 STAGE = "/src"
@@ -25,10 +21,6 @@ STAGE = "/src"
 
 ROOM = "/room"
 """Where the supervisor shows bwrap the writable places that it has made itself, likewise."""
-
-_KERNEL_FILES_BYTES = 16 * 2**20
-_MIB = 2**20
-_BYTES_PER_FILE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +31,6 @@ class Bind:
     target: str
     writable: bool = False
     tenant: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """A writable place in memory. mode: octal. bytes, files: how much and how many fit (files only where we are root)."""
-
-    target: str
-    mode: str
-    bytes: int
-    files: int
-
-
-def rooms(tmp_mib: int) -> list[Room]:
-    """Return the writable places beside the scope's data."""
-    size = tmp_mib * _MIB
-    return [
-        Room("/dev/shm", "1777", size, size // _BYTES_PER_FILE),  # noqa: S108 - inside the sandbox
-        Room("/tmp", "1777", size, size // _BYTES_PER_FILE),  # noqa: S108 - inside the sandbox
-        Room(str(KERNEL_FILES), "0700", _KERNEL_FILES_BYTES, _KERNEL_FILES_BYTES // _BYTES_PER_FILE),
-    ]
 
 
 def binds(spec: SandboxSpec, environment: Environment, top: Sequence[str] = ()) -> list[Bind]:

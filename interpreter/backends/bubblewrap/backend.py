@@ -25,6 +25,7 @@ from sandboxd import protocol
 
 from interpreter import shortage
 from interpreter.backends import environment as environments
+from interpreter.backends import inside
 from interpreter.backends.base import (
     Backend,
     BackendError,
@@ -34,8 +35,7 @@ from interpreter.backends.base import (
     SandboxId,
     SandboxSpec,
 )
-from interpreter.backends.boot import command, encode_config, environment_of_boot
-from interpreter.backends.tenant_environment import tenant_environment
+from interpreter.backends.boot import environment_of_boot
 from interpreter.tasks import Tasks, finish
 
 from . import argv, cgroups, failure, host, leftovers
@@ -120,20 +120,7 @@ class BubblewrapBackend(Backend):
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start the supervisor and wait until the first process of the namespace exists."""
         self._refuse_wrong_ids(spec)
-        limits = spec.limits
-        environment = tenant_environment(
-            user=argv.USER, venv=environments.INSIDE_VENV, cpus=limits.cpus, memory_mib=limits.memory_mib
-        )
-        config = encode_config(
-            link=str(argv.LINK / protocol.LINK_SOCKET),
-            workspace=str(argv.WORKSPACE),
-            user=str(argv.USER),
-            kernels=str(environments.INSIDE_KERNELS),
-            runtime=str(argv.KERNEL_FILES),
-            environment={**spec.environment, **environment},
-        )
-        python = environments.INSIDE_VENV / "bin" / "python"
-        boot = self._boot(config) if self._boot else command(python, environments.INSIDE_LIB, config)
+        boot = (self._boot or inside.boot_command)(inside.boot_config(spec))
         return await self._start(spec, boot)
 
     async def adoptable(self) -> list[Sandbox]:
@@ -236,7 +223,7 @@ class BubblewrapBackend(Backend):
         shown = argv.binds(spec, self._environment, top)
         dropping = spec.uid is not None and self._is_root
         sources = argv.staged(len(shown)) if dropping else [str(bind.source) for bind in shown]
-        writable = argv.rooms(spec.limits.tmp_mib)
+        writable = inside.rooms(spec.limits.tmp_mib)
         stage_links = [*links.items(), ("usr", "src/0")]
         stage_links += [
             (bind.target[1:], f"src/{number}") for number, bind in enumerate(shown) if bind.target[1:] in top

@@ -8,26 +8,18 @@ Leaves to supervisor.py: making the groups, entering and removing them.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from interpreter.backends import inside
 from interpreter.backends.base import Limits, Stats
 
 from . import ending
 
-OWN_MEMORY_MIB = 64
-"""Added to the tenant's memory for our part: boot process and sandboxd measure some 40 MiB together."""
-
-OWN_PIDS = 48
-"""Added to the tenant's processes for our part: bubblewrap, boot process, sandboxd with its threads, and a supervisor
-for each kernel and each run that goes on at the same time."""
-
 _CONTROLLERS = ("memory", "pids", "cpu")
-_PERIOD_US = 100_000
 
 Group = tuple[str, list[tuple[str, str]]]
 """Directory of a group and the limits to write into it: (file, value)."""
@@ -42,11 +34,11 @@ class Cgroups:
 
     def groups(self, name: str, limits: Limits) -> list[Group]:
         """Return the groups of the sandbox called ``name``, and what to write into each in order."""
-        memory = str((limits.memory_mib + OWN_MEMORY_MIB) * 2**20)
-        pids = str(limits.pids + OWN_PIDS)
-        quota = str(max(1000, math.ceil(limits.cpus * _PERIOD_US)))
+        memory = str((limits.memory_mib + inside.OWN_MEMORY_MIB) * 2**20)
+        pids = str(limits.pids + inside.OWN_PIDS)
+        quota = str(inside.cpu_quota_us(limits.cpus))
         if self.version == 2:
-            wanted = [("memory.max", memory), ("pids.max", pids), ("cpu.max", f"{quota} {_PERIOD_US}")]
+            wanted = [("memory.max", memory), ("pids.max", pids), ("cpu.max", f"{quota} {inside.CPU_PERIOD_US}")]
             if (self.bases["memory"] / "memory.swap.max").exists():
                 wanted.insert(1, ("memory.swap.max", "0"))
             return [(str(self.bases["memory"] / name), wanted)]
@@ -54,7 +46,7 @@ class Cgroups:
         wanted_of = {
             "memory": [("memory.limit_in_bytes", memory)],
             "pids": [("pids.max", pids)],
-            "cpu": [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", quota)],
+            "cpu": [("cpu.cfs_period_us", str(inside.CPU_PERIOD_US)), ("cpu.cfs_quota_us", quota)],
         }
         if (self.bases["memory"] / "memory.memsw.limit_in_bytes").exists():
             wanted_of["memory"].append(("memory.memsw.limit_in_bytes", memory))

@@ -11,17 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from interpreter.backends import inside
 from interpreter.backends.base import BackendUnavailable, Limits
-
-from . import cgroups
 
 _OLDEST = (0, 8, 0)
 """The first with --disable-userns."""
-
-_OPEN_FILES = 4096
-_FILE_BYTES = 16 * 2**30
-_NPROC = 8192
-"""A backstop only: the kernel counts it per uid over all sandboxes of a scope. The limit that holds is the cgroup's."""
 
 
 def find_bwrap() -> str:
@@ -56,12 +50,12 @@ def top_level() -> tuple[dict[str, str], list[str]]:
 
 def rlimits(limits: Limits, *, limited: bool) -> list[tuple[int, int]]:
     """Return the resource limits. Without cgroups the processes are the tenant's number beside what its uid has now."""
-    processes = _NPROC if limited else limits.pids + cgroups.OWN_PIDS + _tasks_of(os.geteuid())
+    processes = inside.PROCESSES if limited else limits.pids + inside.OWN_PIDS + _tasks_of(os.geteuid())
     return [
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_NOFILE, inside.OPEN_FILES),
         (resource.RLIMIT_NPROC, processes),
-        (resource.RLIMIT_FSIZE, _FILE_BYTES),
+        (resource.RLIMIT_FSIZE, inside.FILE_BYTES),
     ]
 
 

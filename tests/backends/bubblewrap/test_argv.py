@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from interpreter.backends import inside
 from interpreter.backends.base import SandboxId, SandboxSpec
 from interpreter.backends.bubblewrap import argv
 from interpreter.backends.environment import Environment
@@ -67,7 +68,7 @@ def _arguments(command: list[str], *, root: bool = True) -> list[str]:
         shown,
         sources=argv.staged(len(shown)),
         roots={"lib": "usr/lib", "bin": "usr/bin"},
-        writable=argv.rooms(tmp_mib=8),
+        writable=inside.rooms(tmp_mib=8),
         made=argv.staged(3, argv.ROOM) if root else (),
         environment={"A": "--b"},
         command=command,
@@ -114,10 +115,10 @@ def test_no_destination_lies_in_a_place_that_a_tenant_can_write(environment: Env
     """A link planted there would move the mount."""
     shown = argv.binds(SPEC, environment)
     writable = [PurePosixPath(bind.target) for bind in shown if bind.writable]
-    writable += [PurePosixPath(room.target) for room in argv.rooms(8)]
+    writable += [PurePosixPath(room.target) for room in inside.rooms(8)]
     for bind in shown:
-        inside = [place for place in writable if PurePosixPath(bind.target) != place]
-        assert not any(PurePosixPath(bind.target).is_relative_to(place) for place in inside), bind
+        around = [place for place in writable if PurePosixPath(bind.target) != place]
+        assert not any(PurePosixPath(bind.target).is_relative_to(place) for place in around), bind
 
 
 def test_only_the_scopes_data_is_writable_and_walked_without_links() -> None:
