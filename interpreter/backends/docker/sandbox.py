@@ -137,7 +137,9 @@ class DockerSandbox(Sandbox):
         except NotThere:
             end = SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
         except EngineError as error:
-            log.warning("the engine does not tell how a sandbox ended", extra={"sandbox": self.id, "error": repr(error)})
+            log.warning(
+                "the engine does not tell how a sandbox ended", extra={"sandbox": self.id, "error": repr(error)}
+            )
             end = SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
         if end.oom and not self._oom_kills:
             self._oom_kills = 1
