@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 
+from interpreter.cli import COMMANDS
 from interpreter.http.errors import STATUS
 from interpreter.http.routes import ROUTES
 from interpreter.settings import Settings, variable
 from tests.e2e.conftest import KEY, running
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *(ROOT / "interpreter").rglob("*.md")])
+DOCUMENTS = sorted(
+    path for path in [*ROOT.glob("*.md"), *(ROOT / "interpreter").rglob("*.md"), *(ROOT / "docs").rglob("*.md")]
+)
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
 
 
@@ -90,6 +93,12 @@ def test_tests_that_a_document_names_exist(path: Path) -> None:
 def test_files_that_a_document_names_exist(path: Path) -> None:
     named = set(re.findall(r"`((?:interpreter|runtime|kernels|tests)/[\w./-]+)`", path.read_text()))
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_that_a_document_names_exist(path: Path) -> None:
+    named = set(re.findall(r"(?:`|bin/|sandbox-server )cellbox ([a-z]+)", path.read_text()))
+    assert named - set(COMMANDS) == set()
 
 
 def folders(top: str) -> list[str]:

@@ -26,7 +26,7 @@ exit codes:
   0 done   1 failed while running   2 wrong usage or settings   3 cannot serve here
 """
 
-_COMMANDS = ("serve", "config", "stop", "doctor", "smoke", "image")
+COMMANDS = ("serve", "config", "stop", "doctor", "smoke", "image")
 _SERVER_PACKAGES = ("docker", "msgspec", "tornado")
 
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"cellbox {interpreter.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
+    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join(COMMANDS)}}}")
     commands.add_parser(
         "serve",
         help="start the service",
