@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from interpreter.errors import StorageFailed
-from interpreter.records import FILE, ExecutionRecord, KernelRecord, Records, RecordsError, SandboxRecord
+from interpreter.records import FILE, LOG_PAGES, ExecutionRecord, KernelRecord, Records, RecordsError, SandboxRecord
 
 SANDBOX = SandboxRecord("a" * 16, "u1", "chat", 12.5)
 KERNEL = KernelRecord("u1", None, "python", "default", 3, "a" * 16, True, False, "oom", 7, 1.5, 2.5)
@@ -218,3 +218,14 @@ def test_a_checkpoint_keeps_the_log_small(records: Records, tmp_path: Path) -> N
             records.execution(dataclasses.replace(WAITING, id=f"e{number}", request=bytes(1000 + round_)))
         records.checkpoint()
     assert log.stat().st_size < 2_500_000  # one round is a megabyte
+
+
+def test_a_long_log_is_cut_off(records: Records, tmp_path: Path) -> None:
+    """Moving it alone is not enough: a write that comes meanwhile keeps it, and under load one always comes."""
+    log = tmp_path / f"{FILE}-wal"
+    for number in range(LOG_PAGES // 8):
+        records.execution(dataclasses.replace(WAITING, id=f"e{number % 100}", request=bytes(8 * 4096)))
+    assert log.stat().st_size > LOG_PAGES * 4096
+    records.checkpoint()
+    assert log.stat().st_size == 0
+    assert len(records.unfinished()) == 100

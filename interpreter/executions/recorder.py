@@ -40,6 +40,8 @@ INLINE_BYTES = 64 * 1024
 MAX_BYTES = 256 * 1024 * 1024
 """Of kept answers."""
 RETRY_S = 1.0
+CHECKPOINT_S = 2.0
+"""Between two looks at the log of the records, which grows by some 30 KB with each execution."""
 MAX_WAITING = 1_000
 """Answers that wait for a disk that takes nothing. Past it the oldest is not kept beyond this service."""
 CLOSE_S = 10.0
@@ -132,13 +134,17 @@ class Recorder:
         self._kernels.restore((_kernel(record) for record in self._records.kernels()), running)
 
     async def run(self) -> None:
-        """Forget what is kept too long, for ever."""
+        """Forget what is kept too long, and keep the log of the records small, for ever."""
+        every_s = min(30.0, max(self._keep_s / 4, 0.25))
+        due = self._clock()
         while True:
             await asyncio.to_thread(self._records.checkpoint)
-            with contextlib.suppress(StorageFailed):
-                files = self._records.expire(self._clock() - self._keep_s, max_bytes=MAX_BYTES)
-                await asyncio.to_thread(self._remove, files)
-            await asyncio.sleep(min(30.0, max(self._keep_s / 4, 0.25)))
+            if self._clock() >= due:
+                due = self._clock() + every_s
+                with contextlib.suppress(StorageFailed):
+                    files = self._records.expire(self._clock() - self._keep_s, max_bytes=MAX_BYTES)
+                    await asyncio.to_thread(self._remove, files)
+            await asyncio.sleep(min(CHECKPOINT_S, every_s))
 
     def sweep(self) -> None:
         """Remove files that no record names. Blocks; to be called before anything is noted."""
