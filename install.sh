@@ -213,7 +213,7 @@ start() {
   local bind port
   bind=$(setting SANDBOX_BIND) port=$(setting CELLBOX_PORT)
   say "service: http://${bind:-127.0.0.1}:${port:-8090}, its key is in $DIR/.env"
-  say "try it: docker exec $container cellbox smoke"
+  say "try it: cd $DIR && ${COMPOSE[*]} exec sandbox-server cellbox smoke"
 }
 
 check_host
