@@ -1,6 +1,7 @@
 """The whole service: every part built once, in order, and closed in the reverse order.
 
-Promises: what cannot start says why in one sentence (``StartError``) and leaves nothing behind. SIGTERM drains and leaves
+Promises: what cannot start says why in one sentence (``StartError``), leaves nothing of its own behind, and the sandboxes of an
+earlier service as they are. SIGTERM drains and leaves
 sandboxes to the next service; SIGINT removes them at once; both end with everything of this process closed.
 Leaves to cli/serve.py: exit codes.
 """
@@ -143,7 +144,7 @@ class Stop:
 async def serve(
     settings: Settings, *, say: Say = print, backend: Backend | None = None, stop: Stop | None = None
 ) -> None:
-    """Serve until asked to stop; afterwards nothing is left behind.
+    """Serve until asked to stop; afterwards nothing is left but the sandboxes for the next service, unless asked to stop now.
 
     Raises SettingsError and StartError before anything is served.
 
@@ -164,7 +165,7 @@ async def serve(
             choice = _choice(settings, backend)
             say(f"cellbox {interpreter.__version__}: checking {choice.backend.name} …")
             service = Interpreter(service_config(settings), choice.backend)
-            stack.push_async_callback(lambda: finish(service.aclose(), within_s=CLOSE_S))
+            stack.push_async_callback(lambda: finish(service.release(), within_s=CLOSE_S))
             weak = await service.start()
             if weak and settings.runtime_checks == "refuse":
                 raise StartError(f"Not started, since SANDBOX_RUNTIME_CHECKS is `refuse`: {'; '.join(weak)}.")

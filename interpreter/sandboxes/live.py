@@ -60,6 +60,11 @@ class Live:
         """Whether it can take work now, as far as is known."""
         return self._connection is not None and not (self._connection.ended.is_set() or self.over.is_set())
 
+    @property
+    def adopting(self) -> bool:
+        """Whether it is of an earlier service, and it is not known yet if it works."""
+        return self.expected is not None and not (self.started.done() or self.over.is_set())
+
     def connected(self, connection: Connection, hello: Hello) -> None:
         """Take the link, once."""
         self._connection, self.hello = connection, hello

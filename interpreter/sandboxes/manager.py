@@ -167,11 +167,14 @@ class Manager:
         await self._tasks.aclose(within_s=STOP_S)
 
     async def release(self) -> int:
-        """Let go of all sandboxes that work, and return how many; those that are starting are ended. May be called twice."""
+        """Let go of all sandboxes that work, and return how many; those that are starting are ended. May be called twice.
+
+        One of an earlier service that has not dialled yet, or says nothing, is let go of too: it is the next one's to judge.
+        """
         self._closed = True
         released = 0
         for live in list(self._lives.values()):
-            if live.usable:
+            if live.usable or live.adopting:
                 released += not live.released
                 live.released = True
             else:
@@ -217,7 +220,8 @@ class Manager:
             log.error("a sandbox's task failed", extra=_fields(live), exc_info=error)
         finally:
             if live.released:
-                await finish(live.connection.wait_closed(), within_s=STOP_S)
+                if live.hello is not None:
+                    await finish(live.connection.wait_closed(), within_s=STOP_S)
             else:
                 self.stop(live, "crash" if live.exit is None else live.why(live.exit))
                 await finish(self._cleanup(live), within_s=STOP_S)

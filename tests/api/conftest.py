@@ -61,12 +61,14 @@ Start = Callable[..., Awaitable[Running]]
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     started: list[Running] = []
 
-    async def begin(**values: str) -> Running:
-        """Start with SANDBOX_* values, names in lower case. Raises what ``serve`` raises."""
+    async def begin(*, after: Running | None = None, **values: str) -> Running:
+        """Start with SANDBOX_* values, names in lower case. Raises what ``serve`` raises. after: one that has ended, on whose
+        host this one goes on."""
         variables = {"data_root": str(tmp_path / "data"), "listen": "127.0.0.1:0", "api_key": KEY} | values
         found = settings.load({f"SANDBOX_{name.upper()}": value for name, value in variables.items()})
-        sandboxd = Sandboxd()
-        one = Running(found.data_root, Stop(), sandboxd, FakeBackend(sandboxd))
+        sandboxd = Sandboxd() if after is None else after.sandboxd
+        host = None if after is None else after.backend.host
+        one = Running(found.data_root, Stop(), sandboxd, FakeBackend(sandboxd, host=host))
         one.task = asyncio.get_running_loop().create_task(
             serve(found, say=one.say, backend=one.backend, stop=one.stop), name="serve"
         )

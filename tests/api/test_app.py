@@ -97,6 +97,23 @@ async def test_an_address_that_is_taken_refuses_the_start_and_leaves_nothing(sta
         assert (await client.get("/v1/scopes")).status_code == 200
 
 
+async def test_a_start_that_is_refused_late_leaves_the_sandboxes_of_an_earlier_service(start, tmp_path):
+    other = await start(data_root=str(tmp_path / "other"))
+    first = await start()
+    first.sandboxd.redials = True
+    exec_ = EXEC | {"stateful": True, "session": "chatA"}
+    async with first.client() as client:
+        await client.post("/v1/exec", json=exec_)
+    first.stop.gently.set()
+    await first.ended()
+    with pytest.raises(StartError, match="cannot be listened on"):
+        await start(after=first, listen=f"127.0.0.1:{httpx.URL(other.url).port}")
+    again = await start(after=first)
+    async with again.client() as client:
+        answer = (await client.post("/v1/exec", json=exec_)).json()
+    assert (answer["state"], answer["generation"]) == ("kept", 1)
+
+
 async def test_a_runtime_that_cannot_serve_refuses_the_start_in_its_own_words(start, monkeypatch):
     async def unavailable(_self):
         raise BackendUnavailable("the engine is not running; start it")

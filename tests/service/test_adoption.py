@@ -32,6 +32,10 @@ class Gate:
         peer.finish(message, stdout="through")
 
 
+async def _silent(peer: Peer) -> None:
+    """Say no hello, as one does that is slow."""
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - what the other end holds has no event
         await asyncio.sleep(0.001)
@@ -167,6 +171,23 @@ async def test_a_start_that_fails_loses_nothing(first: House, make_house: MakeHo
     await failing.release()
     second = await make_house(first)
     assert (await second.exec("b")).state == "kept"
+
+
+async def test_a_service_that_ends_before_it_has_adopted_loses_nothing(first: House, make_house: MakeHouse) -> None:
+    gate = first.sandboxd.script["gate"] = Gate()
+    await first.exec("a")
+    first.submit("gate", execution_id="r")
+    await first.sandboxd.wait_for("gate")
+    await first.service.release()
+    greets, first.sandboxd.hello = first.sandboxd.hello, _silent
+    second = await make_house(first)
+    await second.service.release()
+    assert second.service.released == 1
+    first.sandboxd.hello = greets
+    third = await make_house(second)
+    gate.open.set()
+    answer = await third.service.settle(third.service.execution("r", "u1"))
+    assert (answer.stdout, answer.state, answer.generation) == ("through", "kept", 1)
 
 
 async def test_ids_are_taken_over_restarts(first: House, make_house: MakeHouse) -> None:
