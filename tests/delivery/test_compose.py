@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 
 from interpreter.settings import Settings, load, variable
@@ -90,3 +91,10 @@ def test_the_release_makes_both_images_for_both_architectures_and_the_wheel() ->
     (build,) = [each for each in release["jobs"]["images"]["steps"] if "build-push" in each.get("uses", "")]
     assert build["with"]["platforms"] == "linux/amd64,linux/arm64"
     assert release["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "runtime/Dockerfile"])
+def test_where_packages_come_from_is_no_part_of_an_image(name: str) -> None:
+    """The arguments of a build stand in the history of the stage that declares them; only the last stage is kept."""
+    last = re.split(r"^FROM ", (ROOT / name).read_text(), flags=re.MULTILINE)[-1]
+    assert not re.search(r"^ARG\b|_INDEX_URL|_REGISTRY", last, re.MULTILINE)

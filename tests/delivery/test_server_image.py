@@ -1,0 +1,105 @@
+"""The service's own image on a real engine, with the rights that docker-compose.yml gives it."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from interpreter.backends.docker.image import build_arguments
+from tests import engines
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "cellbox-server:tests"
+KEY = "a-key-for-the-tests-of-the-image"
+WELL_S = 60.0
+
+pytestmark = [
+    engines.image_needed,
+    pytest.mark.skipif(shutil.which("docker") is None, reason="needs the program docker"),
+    pytest.mark.skipif(not engines.ADDRESS.startswith("unix://"), reason="needs an engine on this host"),
+    pytest.mark.timeout(600),
+]
+
+
+def docker(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = ["docker", "--host", engines.ADDRESS, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    words = [word for name, value in build_arguments(os.environ).items() for word in ("--build-arg", f"{name}={value}")]
+    docker("build", "--quiet", "--network", "host", *words, "--tag", IMAGE, str(ROOT))
+    return IMAGE
+
+
+@pytest.fixture
+def server(image: str, tmp_path: Path) -> Iterator[str]:
+    """Name of a container that serves, on a data root below ``tmp_path``."""
+    service = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]["sandbox-server"]
+    root, name = tmp_path / "data", f"cellbox-server-{os.getpid()}"
+    root.mkdir(mode=0o700)
+    words = ["--read-only", "--mount", f"type=bind,source={root},target={root}"]
+    words += ["--mount", f"type=bind,source={engines.ADDRESS.removeprefix('unix://')},target=/var/run/docker.sock"]
+    for option, key in (
+        ("--cap-drop", "cap_drop"),
+        ("--cap-add", "cap_add"),
+        ("--security-opt", "security_opt"),
+        ("--tmpfs", "tmpfs"),
+    ):
+        words += [word for value in service[key] for word in (option, value)]
+    for setting in (f"DATA_ROOT={root}", f"API_KEY={KEY}", f"IMAGE={engines.IMAGE}", "UID_BASE=700000"):
+        words += ["--env", f"SANDBOX_{setting}"]
+    docker("run", "--detach", "--name", name, *words, image)
+    try:
+        wait_until_well(name)
+        yield name
+    finally:
+        docker("stop", "--time", "60", name, check=False)
+        docker("run", "--rm", *words, image, "stop", "--all", check=False)
+        docker("rm", "--force", name, check=False)
+        assert not engines.containers(range(700_000, 700_100))
+
+
+def wait_until_well(name: str) -> None:
+    deadline = time.monotonic() + WELL_S
+    ask = (
+        "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8090); "
+        "c.request('GET', '/healthz'); print(c.getresponse().status)"
+    )
+    while docker("exec", name, "python", "-c", ask, check=False).stdout.strip() != "200":
+        log = docker("logs", name)
+        assert time.monotonic() < deadline, log.stdout + log.stderr
+        time.sleep(0.2)
+
+
+def cell(name: str, code: str) -> dict[str, object]:
+    """The answer to a stateful call from inside the service's container."""
+    body = json.dumps({"scope": "ada", "session": "s", "language": "python", "stateful": True, "code": code})
+    ask = (
+        "import http.client as h, sys; c = h.HTTPConnection('127.0.0.1', 8090); "
+        f"c.request('POST', '/v1/exec', sys.argv[1], {{'X-API-Key': '{KEY}'}}); print(c.getresponse().read().decode())"
+    )
+    answer: dict[str, object] = json.loads(docker("exec", name, "python", "-c", ask, body).stdout)
+    return answer
+
+
+def test_the_doctor_finds_no_error(server: str) -> None:
+    findings = json.loads(docker("exec", server, "cellbox", "doctor", "--json", check=False).stdout)["findings"]
+    assert [each for each in findings if each["state"] == "error"] == []
+
+
+def test_variables_outlive_the_container_of_the_service(server: str) -> None:
+    assert cell(server, "x = 41")["state"] == "new"
+    docker("restart", "--time", "60", server)
+    wait_until_well(server)
+    after = cell(server, "print(x + 1)")
+    assert (after["stdout"], after["state"]) == ("42\n", "kept")
