@@ -90,9 +90,12 @@ class Kernel:
         os._exit(status if status >= 0 else 128 - status)
 
     def publish(self, number: int, kind: str, content: dict[str, Any]) -> None:
-        """Publish a message of the cell of that number, after what was written until now."""
+        """Publish a message of the cell of that number, after what was written until now. One that JSON cannot hold is said."""
         self.output.flush()
-        self._sockets.publish(kind, content, self._parents.get(number, {}))
+        try:
+            self._sockets.publish(kind, content, self._parents.get(number, {}))
+        except RecursionError:
+            self.output.write(number, 2, f"{kind}: it is nested too deeply to be shown\n".encode())
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -49,9 +49,10 @@ class Sockets:
         self._send(channel, [*request.routing, *self._messages.pack(kind, content, request.header)])
 
     def publish(self, kind: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
-        """Tell all subscribers. parent: the header of the request that it belongs to."""
+        """Tell all subscribers. parent: the header of its request. Raises RecursionError; then nothing is told."""
+        message = self._messages.pack(kind, content, parent)
         self.published += 1
-        self._send("iopub", [kind.encode(), *self._messages.pack(kind, content, parent)])
+        self._send("iopub", [kind.encode(), *message])
 
     def close(self) -> None:
         """Let go of them, once what was sent is out. May be called twice."""
@@ -65,6 +66,8 @@ class Sockets:
         socket = self._sockets[channel] = self._context.socket(kind)
         socket.linger = _LINGER_MS
         socket.sndhwm = socket.rcvhwm = 0
+        if kind == zmq.XPUB:
+            socket.xpub_verbose = 1  # each subscriber is greeted, and not only the first one
         between = "-" if connection["transport"] == "ipc" else ":"
         socket.bind(f"{connection['transport']}://{connection['ip']}{between}{connection[f'{channel}_port']}")
         self._loop.add_reader(socket.FD, self._take, channel)

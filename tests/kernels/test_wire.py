@@ -55,6 +55,12 @@ class Spoken(Language):
         cell.display({"text/plain": text})
         cell.result({"text/plain": text})
 
+    async def nest(self, cell: Cell, text: str) -> None:
+        value = None
+        for _ in range(100_000):
+            value = [value]
+        cell.display({"application/json": value})
+
     async def fail(self, cell: Cell, text: str) -> Ending:
         return Ending(3, Error("Failed", text, ["line"]))
 
@@ -159,6 +165,31 @@ async def test_one_that_counts_has_no_status_and_is_told_how_much_there_was(clie
     messages, reply = await client.run("show b", metadata=of_us())
     assert [kind for kind, _ in messages] == ["display_data", "execute_result"]
     assert reply["published"] == len(before) + len(messages)
+
+
+async def test_what_no_json_can_hold_is_neither_told_nor_counted(client):
+    before, _ = await client.run("show a")
+    messages, reply = await client.run("nest", metadata=of_us())
+    assert {kind for kind, _ in messages} <= {"stream"}  # which says so
+    assert (reply["status"], reply["published"]) == ("ok", len(before) + len(messages))
+
+
+async def test_every_subscriber_is_greeted(client):
+    file = client.kernel.connection_file
+    context = zmq.Context()
+    second = Channels(
+        context,
+        Connection(file.parent, json.loads(file.read_text())["key"]),
+        lambda message: None,
+        lambda message: None,
+        ours=True,
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await second.ready()
+    finally:
+        second.close()
+        context.destroy(linger=0)
 
 
 async def test_an_error_is_published_and_replied(client):
