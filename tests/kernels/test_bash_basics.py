@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from sandboxd.protocol import OutputLimits
 
 MANY_BYTES = 10_000_000
 
@@ -261,6 +262,17 @@ async def test_files_are_displayed(bash):
     assert outcome.stdout == "1\n"
     assert outcome.stderr.count("none") == 1
     assert "display: bin: of no kind" in outcome.stderr
+
+
+@pytest.mark.parametrize("innermost", ["1", "NaN"])
+async def test_json_that_is_nested_too_deeply_is_displayed_as_text(bash, innermost):
+    for depth in (299, 301, 970, 100_000):
+        text = "[" * depth + innermost + "]" * depth
+        outcome = await bash(
+            "cat >deep.json; display deep.json", stdin=text, limits=OutputLimits(text=1000, results=10**6, spill=0)
+        )
+        assert [entry.data for entry in outcome.results] == [{"text/plain": text}], depth
+        assert (bool(outcome.results[0].json), outcome.stderr) == (depth < 300, ""), depth
 
 
 async def test_what_is_too_large_is_not_displayed(bash):

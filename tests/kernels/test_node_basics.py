@@ -329,6 +329,29 @@ async def test_json_is_only_of_what_it_tells_without_loss(node):
         assert [list(entry.data) + list(entry.json) for entry in outcome.results] == [["text/plain"]], code
 
 
+async def test_what_is_nested_too_deeply_is_an_error_and_harms_nothing(node):
+    await node("function nested(depth) { let all = 1; for (let i = 0; i < depth; i++) all = [all]; return all }")
+    shown = await node("display.json(nested(299))")
+    assert shown.results[0].json["application/json"] == "[" * 299 + "1" + "]" * 299
+    for depth in (301, 970, 3000, 100_000):
+        outcome = await node(f"display.json(nested({depth}))")
+        assert (outcome.status, outcome.results, outcome.error.name) == ("error", [], "RangeError"), depth
+        outcome = await node(
+            f"({{[Symbol.for('Jupyter.display')]: () => ({{'a/json': nested({depth}), 'text/plain': 'p'}})}})"
+        )
+        if depth < 100_000:
+            assert [(entry.data, entry.json) for entry in outcome.results] == [({"text/plain": "p"}, {})], depth
+    assert (await node("5")).results[0].data["text/plain"] == "5"
+
+
+async def test_text_that_is_nested_too_deeply_does_not_end_typescript(node):
+    for _ in range(3):
+        for before in ("let x = ", "let x: any = "):
+            outcome = await node(before + "[" * 20_000 + "]" * 20_000)
+            assert outcome.error.name in ("RangeError", "SyntaxError")  # as the stack is large or small for it
+    assert (await node("enum E { A = 7 }; E.A")).results[0].data["text/plain"] == "7"
+
+
 async def test_a_large_value_is_cut_or_named_and_harms_nothing(node):
     limits = OutputLimits(text=1000, results=1000, spill=0)
     outcome = await node("'y'.repeat(2_000_000)", limits=limits)

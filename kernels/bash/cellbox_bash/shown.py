@@ -25,6 +25,10 @@ _SUFFIXES = {
 }
 
 
+_DEEPEST = 300
+"""Levels of JSON that is shown as such: who reads it gives up at some 450, if there is something to put right in it."""
+
+
 def bundle(name: str, data: bytes) -> dict[str, Any] | None:
     """Return the file's content by MIME type, and a text for those who cannot show that; None if nobody can show it."""
     kind = next((kind for magic, kind in _MAGIC.items() if data.startswith(magic)), None)
@@ -43,6 +47,17 @@ def _text_bundle(name: str, text: str) -> dict[str, Any]:
     suffix = PurePath(name).suffix.lower()
     if suffix == ".json":
         with contextlib.suppress(ValueError, RecursionError):
-            return {"application/json": json.loads(text), "text/plain": text}
+            value = json.loads(text)
+            return {"text/plain": text} | ({} if _is_deep(value) else {"application/json": value})
     kind = "image/svg+xml" if text.lstrip().startswith("<svg") else _SUFFIXES.get(suffix)
     return {"text/plain": text} if kind is None else {kind: text, "text/plain": name}
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        lists = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in lists for item in items]
+        if not level:
+            return False
+    return True

@@ -12,7 +12,7 @@ const vm = require('node:vm');
 const { AsyncLocalStorage } = require('node:async_hooks');
 const { rewrite, HELPER } = require('./rewrite.cjs');
 const { KeyboardInterrupt, describe, installTraces } = require('./errors.cjs');
-const { Display, MAX_DISPLAY, bundle, makeDisplay, sizeOf } = require('./values.cjs');
+const { Display, MAX_DISPLAY, bundle, isDeep, makeDisplay, sizeOf } = require('./values.cjs');
 const names = require('./names.cjs');
 
 const { Map, Promise } = globalThis; // as they were before any cell
@@ -187,11 +187,11 @@ class Cells {
   }
 }
 
-/** What of `data` is not too large to show. */
+/** What of `data` is neither too large nor nested too deeply to show. */
 function fitting(data) {
   const whole = { ...data };
   for (const kind of Object.keys(whole)) {
-    if (sizeOf(whole[kind]) > MAX_DISPLAY) whole[kind] = undefined;
+    if (sizeOf(whole[kind]) > MAX_DISPLAY || isDeep(whole[kind])) whole[kind] = undefined;
   }
   return whole;
 }

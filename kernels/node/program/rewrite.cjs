@@ -14,7 +14,7 @@ const { stripTypeScriptTypes } = require('node:module');
 const acorn = require('acorn');
 const { awaitsIn, children, isFunction, isLoop, namesOf } = require('./syntax.cjs');
 
-const { Set, SyntaxError } = globalThis; // as they were before any cell
+const { RangeError, Set, SyntaxError } = globalThis; // as they were before any cell
 const OPTIONS = {
   ecmaVersion: 'latest',
   sourceType: 'script',
@@ -23,6 +23,7 @@ const OPTIONS = {
   allowHashBang: true,
 };
 const HELPER = '__cellbox';
+const MOST_NESTED = 200; // brackets: what strips types overflows at twice as many, and after that strips nothing any more
 
 /**
  * What `code` runs as. `scripts`: their texts, to be run in this order; the last one gives the value. `names`: to be properties
@@ -76,6 +77,7 @@ function parsed(source, file) {
   } catch (error) {
     first = error;
   }
+  if (first instanceof RangeError || isNested(source)) throw syntaxError(source, file, first);
   for (const mode of ['strip', 'transform']) {
     try {
       const text = stripTypeScriptTypes(source, { mode });
@@ -87,6 +89,16 @@ function parsed(source, file) {
   throw syntaxError(source, file, first);
 }
 
+/** Whether there are more brackets within each other than what strips types can take. */
+function isNested(source) {
+  let depth = 0;
+  for (const [bracket] of source.matchAll(/[()[\]{}]/g)) {
+    depth += '([{'.includes(bracket) ? 1 : -1;
+    if (depth > MOST_NESTED) return true;
+  }
+  return false;
+}
+
 /** V8's own words for what is wrong, unless they are about what is allowed here. */
 function syntaxError(source, file, first) {
   try {
@@ -94,6 +106,7 @@ function syntaxError(source, file, first) {
   } catch (error) {
     if (!/import statement|'import.meta'|await is only valid|^Unexpected token 'export'/.test(error.message)) return error;
   }
+  if (first instanceof RangeError) return first;
   const message = first.message.replace(/ \(\d+:\d+\)$/, '');
   const error = new SyntaxError(message);
   const line = source.split('\n')[first.loc.line - 1];

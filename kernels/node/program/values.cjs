@@ -10,6 +10,7 @@ const MAX_DISPLAY = 16 * 2 ** 20;
 const MAX_JSON_NODES = 100_000;
 const MAX_JSON_DEPTH = 100;
 const MAX_JSON = 2 ** 20;
+const MAX_DEPTH = 300; // of what is shown: readers of JSON give up at some 450, if there is something to put right in it
 const JUPYTER = Symbol.for('Jupyter.display');
 const IMAGES = [
   ['image/png', [0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]],
@@ -119,10 +120,17 @@ function checked(message) {
   if (typeof data !== 'object' || data === null) throw new TypeError('display: not an object of kinds and their contents');
   const size = sizeOf(data);
   if (size > MAX_DISPLAY) throw new RangeError(`display: ${size} bytes are more than ${MAX_DISPLAY}`);
+  if (isDeep(data)) throw new RangeError(`display: nested more than ${MAX_DEPTH} levels deep`);
   return message;
+}
+
+/** Whether `value`, which has no cycle, is nested too deeply to be read by others. */
+function isDeep(value, left = MAX_DEPTH) {
+  if (typeof value !== 'object' || value === null) return false;
+  return left === 0 || Object.values(value).some((item) => isDeep(item, left - 1));
 }
 
 /** Characters that a value has on its way to the client. */
 const sizeOf = (value) => stringify(value)?.length ?? 0;
 
-module.exports = { bundle, makeDisplay, sizeOf, Display, MAX_DISPLAY };
+module.exports = { bundle, isDeep, makeDisplay, sizeOf, Display, MAX_DISPLAY };
