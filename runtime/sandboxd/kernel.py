@@ -288,7 +288,12 @@ class Kernel:
             await asyncio.wait([running.over, running.heard], timeout=grace_s / 4, return_when=asyncio.FIRST_COMPLETED)
             grace_s = max(running.left_s(), 0)
         if not running.over.done() and not await climb(
-            self._process, running.over, self._interrupt, since=since, grace_s=grace_s
+            self._process,
+            running.over,
+            self._interrupt,
+            since=since,
+            grace_s=grace_s,
+            in_child=self._spec.child,
         ):
             return False
         if running.why is not None and not self._exited.done():
@@ -305,7 +310,7 @@ class Kernel:
     def _kill_started(self, since: int, until: int) -> None:
         """End the children of an execution that was interrupted, if they would not hear."""
         if not self._exited.done():
-            kill_started(self._process, since, until)
+            kill_started(self._process, since, until, in_child=self._spec.child)
 
     async def _cleaned(self, running: Running) -> bool:
         """Wait until nothing of the kernel is left; return whether that is so."""

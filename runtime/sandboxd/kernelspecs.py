@@ -32,6 +32,7 @@ class _Ours(Struct, frozen=True):
     marks: bool = False
     fields: list[str] = []
     forked: bool = False
+    child: bool = False
 
 
 class _Metadata(Struct):
@@ -50,7 +51,8 @@ class Kernelspec(Struct, frozen=True):
 
     argv: with its placeholders. marks: it follows our contract: it listens on ipc sockets, greets subscribers, never drops a
     message, and tells which execution its output belongs to. fields: of an execution's, those that it can honour. forked: it is
-    Python and ours, imported ahead of time and not executed. interrupted_by_message: it wants a request on control and no signal.
+    Python and ours, imported ahead of time and not executed. child: executions run in a child of it.
+    interrupted_by_message: it wants a request on control and no signal.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Kernelspec(Struct, frozen=True):
     marks: bool = False
     fields: frozenset[str] = frozenset()
     forked: bool = False
+    child: bool = False
     interrupted_by_message: bool = False
 
     def command(self, connection_file: str) -> list[str]:
@@ -119,6 +122,7 @@ def _read(folder: Path, *, ours: bool) -> Kernelspec | None:
         marks=cellbox.marks,
         fields=frozenset(cellbox.fields),
         forked=cellbox.forked,
+        child=cellbox.child,
         interrupted_by_message=file.interrupt_mode == "message",
     )
 

@@ -29,18 +29,24 @@ def ticks() -> int:
 
 
 async def climb(
-    process: Process, ended: asyncio.Future[None], interrupt: Callable[[], None], *, since: int, grace_s: float
+    process: Process,
+    ended: asyncio.Future[None],
+    interrupt: Callable[[], None],
+    *,
+    since: int,
+    grace_s: float,
+    in_child: bool = False,
 ) -> bool:
     """End the execution that ``process`` runs; return whether it ended without ending the process.
 
-    ended: done when the execution is over. interrupt: asks it to end. since: when it began, in ``ticks``. When this returns
-    False the process has been killed. Takes at most ``grace_s``; cancelling stops climbing.
+    ended: done when the execution is over. interrupt: asks it to end. since: when it began, in ``ticks``. in_child: as in
+    ``kill_started``. When this returns False the process has been killed. Takes at most ``grace_s``; cancelling stops climbing.
     """
     last_s = max(grace_s - min(_TO_CLEAN_S, grace_s / 5), 0)
     interrupt()
     if await _done(ended, last_s / 2):
         return True
-    kill_started(process, since, ticks() + 1)
+    kill_started(process, since, ticks() + 1, in_child=in_child)
     interrupt()
     if await _done(ended, last_s - last_s / 2):
         return True
@@ -48,9 +54,12 @@ async def climb(
     return False
 
 
-def kill_started(process: Process, since: int, until: int) -> None:
-    """SIGKILL what lives below ``process`` and was started from ``since`` on and before ``until``, in ``ticks``."""
-    for pid, started in process.descendants():
+def kill_started(process: Process, since: int, until: int, *, in_child: bool) -> None:
+    """SIGKILL what lives below ``process`` and was started from ``since`` on and before ``until``, in ``ticks``.
+
+    in_child: executions run in a child of it, which is spared: one that has ended is replaced at any time, also by then.
+    """
+    for pid, started in process.descendants(in_child=in_child):
         if since <= started < until:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

@@ -90,9 +90,13 @@ class Process:
             self._supervisor.kill()
             self._expect_clean()
 
-    def descendants(self) -> list[tuple[int, int]]:
-        """Return (pid, start time in ticks since boot) of each live process below the program. Takes about 1 ms."""
-        return [(entry.pid, entry.started) for entry in osproc.below(self.pid)]
+    def descendants(self, *, in_child: bool = False) -> list[tuple[int, int]]:
+        """Return (pid, start time in ticks since boot) of each live process below the program. Takes about 1 ms.
+
+        in_child: only of those below its children.
+        """
+        below = osproc.below(self.pid)
+        return [(entry.pid, entry.started) for entry in below if not in_child or entry.parent != self.pid]
 
     def on_started(self, pid: int) -> None:
         """The supervisor says so. The program's end is then noticed without it too: the tenant may have stopped it."""

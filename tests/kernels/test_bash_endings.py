@@ -193,6 +193,24 @@ async def test_the_shell_dies_with_its_kernel(sandbox, bash):
     assert shell not in os.listdir("/proc")
 
 
+async def test_a_new_shell_is_none_of_what_a_timeout_ends_later(bash):
+    """Half the grace after a timeout all that the cell started is killed."""
+    await bash("x=1")
+    for code in ("kill -9 $$", "set -e; sleep 60", "trap '' INT; while :; do :; done"):
+        await bash(code, timeout_s=0.3)
+        outcome = await bash("x=$((x + 1)); sleep 60", timeout_s=0.3, grace_s=1.0)
+        assert (outcome.status, outcome.kernel) == ("timeout", "kept"), code
+        outcome = await bash("sleep 0.8; echo on")
+        assert (outcome.stdout, outcome.stderr) == ("on\n", ""), code
+    assert (await bash("echo $x")).stdout == "4\n"
+
+
+async def test_a_shell_that_ignores_interrupts_lives_on_when_only_its_child_holds_it(bash):
+    before = (await bash("echo $$")).stdout
+    assert (await bash("trap '' INT; sleep 60; x=3", timeout_s=0.3)).status == "timeout"
+    assert (await bash("trap - INT; echo $x $$")).stdout == f"3 {before}"
+
+
 async def test_an_interrupt_with_set_e_costs_no_variables(bash):
     await bash("x=1")
     assert (await bash("set -e; y=2; sleep 60", timeout_s=0.3)).status == "timeout"

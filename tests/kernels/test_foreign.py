@@ -276,11 +276,12 @@ async def test_no_folder_of_kernels_keeps_a_sandbox_from_starting(sandbox, make)
 
 
 async def test_a_kernel_of_a_tenant_is_none_of_ours_whatever_it_says(sandbox):
-    claims = {"marks": True, "forked": True, "fields": ["env", "cwd", "stdin"]}
+    claims = {"marks": True, "forked": True, "child": True, "fields": ["env", "cwd", "stdin"]}
     install(sandbox, "liar", ["true"], metadata={"cellbox": claims}, interrupt_mode="message")
     install(sandbox, "python", ["true"], metadata={"cellbox": claims})
     found = kernelspecs.find(sandbox.config)
     assert (found["liar"].marks, found["liar"].forked, found["liar"].fields) == (False, False, frozenset())
+    assert (found["liar"].child, found["bash"].child, found["python"].child) == (False, True, False)
     assert found["liar"].interrupted_by_message
     assert found["python"].folder == REPOSITORY / "kernels/python"
 

@@ -91,13 +91,11 @@ class Bash(Language):
     async def execute(self, cell: Cell) -> Ending:
         self._executing, self._interrupts, self._number = True, 0, cell.number
         try:
-            await self._settle(revive=True)
+            await self._settle()
             return await self._execute(cell)
         finally:
             self._executing = False
-            # A shell that had to be ended is not replaced before it is needed: whoever ended the cell may be about to kill
-            # all that was started meanwhile.
-            self._settling = self._loop.create_task(self._settle_later(revive=not self._forced), name="after a cell")
+            self._settling = self._loop.create_task(self._settle_later(), name="after a cell")
 
     def interrupt(self) -> None:
         if not self._executing:
@@ -125,7 +123,7 @@ class Bash(Language):
         else:
             starts = _COMMAND_BEFORE.search(before[: len(before) - len(word)].rstrip(" \t")) is not None
             kind = "-c" if starts and "/" not in word else "-f"
-        await self._settle(revive=True)
+        await self._settle()
         _, answer = await self._shell.ask(
             f"\\builtin compgen {kind} -- {shlex.quote(word.removeprefix(prefix))} || :\n"
         )
@@ -138,7 +136,7 @@ class Bash(Language):
         if not name:
             return None
         name = shlex.quote(name)
-        await self._settle(revive=True)
+        await self._settle()
         script = "".join(f"\\builtin {tell} -- {name} || :\n" for tell in ("declare -p", "type", "help"))
         _, answer = await self._shell.ask(script)
         text = answer.decode("utf-8", "replace")
@@ -251,23 +249,23 @@ class Bash(Language):
 
     # --- between cells ----------------------------------------------------------------------------------------------
 
-    async def _settle_later(self, *, revive: bool) -> None:
+    async def _settle_later(self) -> None:
         try:
-            await self._put_right(revive=revive)
+            await self._put_right()
         except (Ended, OSError):
             traceback.print_exc()  # whoever wants to run something next tries again
 
-    async def _settle(self, *, revive: bool) -> None:
+    async def _settle(self) -> None:
         """Return when what was to be done after the last cell is done. Raises OSError or Ended: there is no shell."""
         if self._settling is not None:
             await asyncio.wait([self._settling])
         if self._settling is None or not self._shell.alive or self._leaving:
-            await self._put_right(revive=revive)
+            await self._put_right()
 
-    async def _put_right(self, *, revive: bool) -> None:
+    async def _put_right(self) -> None:
         if not self._shell.alive:
             self._note_end()
-            if not revive or self._closed:
+            if self._closed:
                 return
             await self._revive()
         if self._leaving:
