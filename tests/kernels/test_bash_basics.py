@@ -231,6 +231,12 @@ async def test_the_fields(bash, sandbox):
     assert (refused.status, refused.error.name, refused.stdout) == ("error", "ValueError", "")
 
 
+async def test_the_directory_before_is_not_that_of_a_field(bash, sandbox):
+    await bash("mkdir a b c; cd a; cd ../b")
+    assert (await bash("pwd", cwd="c")).stdout == f"{sandbox.workspace}/c\n"
+    assert (await bash("cd - >/dev/null; pwd")).stdout == f"{sandbox.workspace}/a\n"
+
+
 async def test_no_descriptor_of_ours_is_inherited(bash):
     assert (await bash("ls /proc/self/fd")).stdout.split() == ["0", "1", "2", "3"]
     assert (

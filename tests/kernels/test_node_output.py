@@ -135,6 +135,13 @@ async def test_what_a_cell_breaks_harms_no_later_cell(sandbox, code):
     assert after.results[0].data["text/plain"] == "1"
 
 
+async def test_children_find_blocking_streams_whatever_another_one_made_of_them(sandbox):
+    child = "require('child_process').execFileSync('python', ['-c', 'import os; CODE'], {stdio: 'inherit'}); void 0"
+    await sandbox.run(child.replace("CODE", "os.set_blocking(1, False); os.set_blocking(2, False)"), language="node")
+    code = child.replace("CODE", "print(os.get_blocking(1), os.get_blocking(2))")
+    assert (await sandbox.run(code, language="node")).stdout == "True True\n"
+
+
 async def test_descriptors_that_children_inherit_lead_nowhere(sandbox):
     code = "require('child_process').execSync('ls -l /proc/self/fd', {stdio: [0, 'pipe', 2]}).toString()"
     outcome = await sandbox.run(f"console.log({code})", language="node")
