@@ -44,24 +44,29 @@ class Tasks:
         return len(self._running)
 
     async def idle(self, *, within_s: float) -> None:
-        """Wait until those that are running now have ended, at most ``within_s`` seconds; cancel the others."""
+        """Wait until those that are running now have ended, and cancel those that have not after ``within_s`` seconds. Those that
+        are started meanwhile go on."""
         if self._running:
-            await asyncio.wait(set(self._running), timeout=within_s)
-        await self.aclose(within_s=within_s)
+            _, late = await asyncio.wait(set(self._running), timeout=within_s)
+            await _cancelled(late, within_s)
 
     async def aclose(self, *, within_s: float) -> None:
         """Cancel all and wait until they have ended, at most ``within_s`` seconds. May be called twice."""
-        for task in self._running:
-            task.cancel()
-        if self._running:
-            _, left = await asyncio.wait(set(self._running), timeout=within_s)
-            for task in left:
-                log.error("a task did not end", extra={"task": task.get_name()})
+        await _cancelled(set(self._running), within_s)
 
     def _ended(self, task: asyncio.Task[Any], expected: type[Exception] | tuple[type[Exception], ...]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, expected):
             log.error("a task failed", extra={"task": task.get_name()}, exc_info=error)
+
+
+async def _cancelled(tasks: set[asyncio.Task[Any]], within_s: float) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=within_s)
+        for task in left:
+            log.error("a task did not end", extra={"task": task.get_name()})
 
 
 async def finish(cleanup: Coroutine[Any, Any, _T], *, within_s: float) -> _T:

@@ -73,3 +73,17 @@ async def test_close_leaves_none_and_says_what_did_not_end(caplog: pytest.LogCap
     release.set()
     await hard
     await tasks.aclose(within_s=1)
+
+
+async def test_idle_is_of_those_that_run_now() -> None:
+    tasks, go = Tasks(), asyncio.Event()
+    now = tasks.start(go.wait(), name="now")
+    idle = asyncio.get_running_loop().create_task(tasks.idle(within_s=10), name="idle")
+    await asyncio.sleep(0)
+    later = tasks.start(asyncio.Event().wait(), name="later")
+    go.set()
+    await idle
+    assert (now.done(), later.done()) == (True, False)
+    late = asyncio.get_running_loop().create_task(tasks.idle(within_s=0.01), name="idle")
+    await late
+    assert later.cancelled()

@@ -25,7 +25,7 @@ from sandboxd.protocol import Reason
 from interpreter.backends.base import SandboxId
 from interpreter.errors import StorageFailed
 from interpreter.executions.execution import Execution
-from interpreter.executions.model import Answer, ExecRequest
+from interpreter.executions.model import Answer, ErrorInfo, ExecRequest
 from interpreter.keys import KernelKey, Key
 from interpreter.records import ExecutionRecord, KernelRecord, Records
 from interpreter.sandboxes.kernels import Kernel, Kernels
@@ -44,15 +44,18 @@ CHECKPOINT_S = 2.0
 """Between two looks at the log of the records, which grows by some 30 KB with each execution."""
 MAX_WAITING = 1_000
 """Answers that wait for a disk that takes nothing. Past it the oldest is not kept beyond this service."""
+SHORT = 500
+"""Characters of an error's text in an answer whose file could not be written."""
 CLOSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """An answer to be noted. settle: to be called once it is."""
+    """An answer to be noted. settle: to be called once it is. known: its execution has a record already."""
 
     record: ExecutionRecord
     settle: Callable[[], None]
+    known: bool
 
 
 class Recorder:
@@ -94,7 +97,7 @@ class Recorder:
         if answer.size() > INLINE_BYTES:
             self._tasks.start(self._file(execution, answer, settle), name=f"keep answer {execution.id}")
             return
-        self._add(_Ended(_answered(execution, answer.to_json()), settle))
+        self._add(_Ended(_answered(execution, answer.to_json()), settle, execution.noted))
 
     def dropped(self, execution: Execution) -> None:
         """Note that it never ran: the same id may be used again."""
@@ -164,17 +167,28 @@ class Recorder:
         name = secrets.token_hex(16)
         try:
             size = await asyncio.to_thread(_write, self._folder / name, answer)
-        except OSError:
-            self._trouble()  # it is in memory, and the sandbox has it
+        except OSError as error:
+            # Not left to the sandbox, which keeps a bounded number of answers and then takes nothing more.
+            log.error("an answer is kept without its output", extra={"execution": execution.id, "error": str(error)})
+            self._add(_Ended(_answered(execution, _lean(answer).to_json()), settle, execution.noted))
             return
-        self._add(_Ended(_answered(execution, None, file=name, size=size), settle))
+        self._add(_Ended(_answered(execution, None, file=name, size=size), settle, execution.noted))
 
     def _add(self, ended: _Ended) -> None:
         self._ended.append(
             dataclasses.replace(ended, record=dataclasses.replace(ended.record, finished_at=self._clock()))
         )
-        del self._ended[:-MAX_WAITING]
+        if len(self._ended) > MAX_WAITING:
+            self._let_go()
         self._soon()
+
+    def _let_go(self) -> None:
+        """Give up one answer: the oldest that has no record, so that no service can run it again once its sandbox forgets it."""
+        oldest = next((number for number, one in enumerate(self._ended) if not one.known), None)
+        if oldest is None:
+            del self._ended[0]
+        else:
+            self._ended.pop(oldest).settle()
 
     def _soon(self) -> None:
         """Write all that is to be noted in one go, after what the loop has to do now."""
@@ -182,7 +196,9 @@ class Recorder:
             self._timer = asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         ended, changes = self._ended, self._kernels.changes()
         if not (ended or changes):
             return
@@ -258,6 +274,12 @@ def _answered(execution: Execution, text: bytes | None, *, file: str | None = No
         file=file,
         size=len(text) if text is not None else size,
     )
+
+
+def _lean(answer: Answer) -> Answer:
+    """Return ``answer`` without what may be long. How much text there was is still said."""
+    error = answer.error and ErrorInfo(answer.error.name[:SHORT], answer.error.value[:SHORT], [])
+    return msgspec.structs.replace(answer, stdout="", stderr="", results=[], error=error, truncated=True)
 
 
 def _stripped(request: ExecRequest) -> ExecRequest:

@@ -1,0 +1,133 @@
+"""What is noted of executions where the disk takes less than everything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interpreter.backends.base import SandboxId
+from interpreter.errors import StorageFailed
+from interpreter.executions import recorder as recording
+from interpreter.executions.execution import Execution
+from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended
+from interpreter.executions.recorder import INLINE_BYTES, Recorder
+from interpreter.records import Records
+from interpreter.sandboxes.kernels import Kernels
+
+LONG = "x" * (2 * INLINE_BYTES)
+
+
+class Desk:
+    """A recorder, and whether its disk takes anything. settled: ids of executions whose sandbox may forget them."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.records = Records(root)
+        self.records.open(boot="b", now=0.0)
+        self.recorder = Recorder(
+            self.records, Kernels(max_queue=1, max_kernels=1), root, keep_s=60.0, clock=lambda: 1.0
+        )
+        self.recorder.sweep()
+        self.settled: list[str] = []
+        self._patch = monkeypatch
+        self._batch = Records.batch
+
+    def full(self, is_full: bool) -> None:
+        def refuse(_self: Records) -> None:
+            raise StorageFailed("full")
+
+        self._patch.setattr(Records, "batch", refuse if is_full else self._batch)
+
+    def execution(self, name: str, *, sent: bool = False) -> Execution:
+        execution = Execution(name, ExecRequest("u1", "python", "x", 1.0, execution_id=name), named=True)
+        if sent:
+            self.recorder.sent(execution, SandboxId("s"), "l" + name)
+        return execution
+
+    def end(self, execution: Execution, text: str = "") -> None:
+        outcome = ended(execution.request, "cancelled", stdout=text)
+        end = answer(execution.id, execution.request, outcome, Life(), Timing())
+        self.recorder.ended(execution, end, settle=lambda: self.settled.append(execution.id))
+
+    def kept(self, name: str) -> Answer:
+        found = self.recorder.find(name, "u1")
+        assert found is not None
+        assert found.answer is not None
+        return found.answer
+
+
+@pytest.fixture
+async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+    made = Desk(tmp_path, monkeypatch)
+    yield made
+    await made.recorder.aclose()
+    made.records.close()
+
+
+async def test_a_long_answer_whose_file_cannot_be_written_is_kept_without_its_output(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sandbox would keep it else, and too many of them leave no room in it for anything new."""
+
+    def refuse(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording, "_write", refuse)
+    desk.end(desk.execution("e", sent=True), LONG)
+    await desk.recorder.aclose()
+    assert desk.settled == ["e"]
+    kept = desk.kept("e")
+    assert (kept.stdout, kept.truncated, kept.status) == ("", True, "cancelled")
+    assert kept.output_bytes["stdout"] == len(LONG)
+    assert desk.records.unfinished() == []
+
+
+async def test_answers_that_no_record_names_are_given_up_first_while_the_disk_is_full(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "MAX_WAITING", 2)
+    before = desk.execution("before", sent=True)
+    desk.full(True)
+    for execution in (before, *(desk.execution(f"e{number}") for number in range(4))):
+        desk.end(execution)
+    assert desk.settled == ["e0", "e1", "e2"]
+    desk.full(False)
+    await desk.recorder.aclose()
+    assert desk.settled == ["e0", "e1", "e2", "before", "e3"]
+    assert desk.kept("before").status == "cancelled"
+    assert desk.recorder.find("e0", "u1") is None
+
+
+async def test_one_timer_tries_again_however_often_something_is_purged(desk: Desk) -> None:
+    desk.full(True)
+    for number in range(5):
+        desk.end(desk.execution(f"e{number}"))
+        await desk.recorder.forget("u2")
+    handles = [handle for handle in asyncio.get_running_loop()._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]  # no other way to see them
+    assert len([handle for handle in handles if "_flush" in repr(handle)]) == 1
+    desk.full(False)
+
+
+async def test_a_purge_waits_for_no_answer_that_comes_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    gates, real = [asyncio.Event(), asyncio.Event()], asyncio.to_thread
+    waiting = iter(gates)
+
+    async def gated(work: Any, *arguments: Any) -> Any:
+        if work is recording._write:
+            await next(waiting).wait()
+        return await real(work, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", gated)
+    desk.end(desk.execution("first"), LONG)
+    purge = asyncio.get_running_loop().create_task(desk.recorder.forget("u2"), name="purge")
+    await asyncio.sleep(0)
+    desk.end(desk.execution("later"), LONG)
+    gates[0].set()
+    await purge
+    gates[1].set()
+    await desk.recorder.aclose()
+    assert sorted(desk.settled) == ["first", "later"]
+    assert desk.kept("later").stdout == LONG
