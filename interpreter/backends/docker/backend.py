@@ -156,6 +156,7 @@ class DockerBackend(Backend, Listening):
         for sandbox in self._sandboxes.values():
             sandbox.release()
         await self._tasks.idle(within_s=5)
+        await self._tasks.aclose(within_s=5)  # what was started meanwhile
         await self._engine.aclose()
 
     # --- events -----------------------------------------------------------------------------------------------------
