@@ -55,7 +55,7 @@ MAX_DROPPED = 1000
 
 
 _MAX_UNSENT = 2**20
-"""Bytes that wait here for the peer to read, after which it is told nothing more that it need not know."""
+"""Bytes that wait here for the peer to read, past which it is told later of answers that are settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +255,7 @@ class Connection:
             except (TimeoutError, OSError) as error:
                 self.close()
                 raise LinkClosed("the sandbox does not read") from error
+            self._send_settled()  # what had to wait for this frame
 
     def close(self) -> None:
         """End the connection at once; everything that waits on it gets LinkClosed. May be called any number of times."""
@@ -280,12 +281,13 @@ class Connection:
             await self._writer.wait_closed()
 
     def _send_settled(self) -> None:
-        settled, self._settled = self._settled, []
-        for start in range(0, len(settled), MAX_KNOWN):
-            if self._closed or self._writer.transport.get_write_buffer_size() > _MAX_UNSENT:
+        while self._settled and not self._closed:
+            if self._writer.transport.get_write_buffer_size() > _MAX_UNSENT:
+                del self._settled[:-MAX_KNOWN]  # It keeps no more answers than that.
                 return
+            settled, self._settled = self._settled[:MAX_KNOWN], self._settled[MAX_KNOWN:]
             # Whole frames, so it may come between those of ``send``.
-            self._writer.write(encode(Settled(ids=settled[start : start + MAX_KNOWN])))
+            self._writer.write(encode(Settled(ids=settled)))
 
     def _take(self, message: FromSandbox) -> bool:
         """Deliver one message; False where it counts against the budget of what nobody asked for."""

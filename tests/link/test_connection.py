@@ -329,6 +329,23 @@ async def test_what_is_settled_is_said_together_and_in_whole_frames(pair: Pair) 
     assert messages == [big, Settled(ids=["a", "b", "c"])]
 
 
+async def test_what_is_settled_behind_a_long_frame_is_said_after_it(pair: Pair) -> None:
+    """A sandbox that is not told keeps the answer for good, and takes nothing new once it keeps too many."""
+    limits = OutputLimits(text=1, results=1, spill=1)
+    big = Execute(id="big", language="python", code="x" * 4 * 2**20, timeout_s=1, grace_s=1, limits=limits)
+    sending = asyncio.get_running_loop().create_task(pair.connection.execute(big))
+    await asyncio.sleep(0)
+    for name in ("a", "b"):
+        pair.connection.settle([name])
+        await asyncio.sleep(0)
+    reader, writer = await asyncio.open_unix_connection(sock=pair.peer.dup())
+    messages = [decode_to_sandbox(await read_frame(reader, limit=10**7) or b"") for _ in range(2)]
+    await sending
+    writer.close()
+    await writer.wait_closed()
+    assert messages == [big, Settled(ids=["a", "b"])]
+
+
 async def test_an_answer_that_comes_for_nobody_is_not_settled(pair: Pair) -> None:
     await pair.execute("a")
     pair.connection.forget("a")
