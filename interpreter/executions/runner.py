@@ -281,7 +281,7 @@ class Runner:
         """
         if sent.live is not None and (pending := sent.live.resumed.pop(sent.link_id, None)) is not None:
             return sent.live, self._at(work, sent.live, resumed=sent.link_id), pending
-        if not work.whole:
+        if not (work.whole and work.execution.named):  # who cannot ask for it has most likely asked again
             raise ShuttingDown("The service was stopped before it could be run; nothing has run.", retry_after_s=1.0)
         return None
 

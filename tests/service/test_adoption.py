@@ -114,6 +114,19 @@ async def test_what_a_sandbox_never_read_is_sent_again(first: House, make_house:
     assert first.sandboxd.began == ["gate", "gate"]
 
 
+async def test_what_a_sandbox_never_read_and_nobody_can_ask_for_is_not(first: House, make_house: MakeHouse) -> None:
+    first.sandboxd.script["gate"] = Gate()
+    unnamed = first.submit("gate")
+    await first.sandboxd.wait_for("gate")
+    await first.service.release()
+    (peer,) = first.sandboxd.peers
+    peer.running.clear()
+    second = await make_house(first)
+    with pytest.raises(ShuttingDown, match="nothing has run"):
+        await second.service.settle(second.service.execution(unnamed.id, None))
+    assert first.sandboxd.began == ["gate"]
+
+
 async def test_what_nobody_can_ask_for_is_ended(first: House, make_house: MakeHouse) -> None:
     """Its record is gone: the state was damaged, or the disk took nothing."""
     first.sandboxd.script["lost"] = until_cancelled
