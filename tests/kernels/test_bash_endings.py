@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 
 import pytest
@@ -203,6 +204,13 @@ async def test_a_new_shell_is_none_of_what_a_timeout_ends_later(bash):
         outcome = await bash("sleep 0.8; echo on")
         assert (outcome.stdout, outcome.stderr) == ("on\n", ""), code
     assert (await bash("echo $x")).stdout == "4\n"
+    shell = (await bash("echo $$")).stdout.strip()
+    os.kill(int(shell), signal.SIGKILL)
+    while shell in os.listdir("/proc"):  # noqa: ASYNC110 - the process table tells nobody
+        await asyncio.sleep(0.005)
+    await bash("sleep 60", timeout_s=0.3, grace_s=1.0)  # the new shell is started after this has begun
+    outcome = await bash("sleep 0.8; echo on")
+    assert (outcome.stdout, outcome.stderr) == ("on\n", "")
 
 
 async def test_a_shell_that_ignores_interrupts_lives_on_when_only_its_child_holds_it(bash):
