@@ -92,7 +92,9 @@ def cell(name: str, code: str) -> dict[str, object]:
     return answer
 
 
-def test_the_doctor_finds_no_error(server: str) -> None:
+def test_every_route_works_and_the_doctor_finds_no_error(server: str) -> None:
+    said = json.loads(docker("exec", server, "cellbox", "smoke", "--json", check=False).stdout)
+    assert [step for step in said["steps"] if not step["ok"]] == []
     findings = json.loads(docker("exec", server, "cellbox", "doctor", "--json", check=False).stdout)["findings"]
     assert [each for each in findings if each["state"] == "error"] == []
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -92,9 +93,9 @@ class DockerSandbox(Sandbox):
             read = cgroups.stats(list(self._seen.groups))
             if read.processes is not None:
                 self._last = read
-        elif asyncio.get_running_loop().time() - self._asked > _STATS_S:
-            self._asked = asyncio.get_running_loop().time()
-            self._tasks.start(self._ask(), name=f"ask about sandbox {self.id}")
+        elif time.monotonic() - self._asked > _STATS_S:
+            self._asked = time.monotonic()
+            self._exit.get_loop().call_soon_threadsafe(self._ask_soon)  # listings read from threads
         return Stats(self._last.memory_bytes, self.oom_kills(), self._last.processes)
 
     def oom_kills(self) -> int:
@@ -198,6 +199,9 @@ class DockerSandbox(Sandbox):
         self.release()
         if not self._exit.done():
             self._exit.set_result(SandboxExit(_KILLED, oom=self._oom_kills > 0))
+
+    def _ask_soon(self) -> None:
+        self._tasks.start(self._ask(), name=f"ask about sandbox {self.id}")
 
     async def _ask(self) -> None:
         """Ask the engine for the counters."""
