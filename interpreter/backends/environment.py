@@ -237,6 +237,11 @@ def _files(venv: Path, base: Path, version: str) -> Iterator[tuple[str, bytes | 
         yield f"etc/{name}", text.encode()
 
 
+def node_programs(environment: Environment) -> Path:
+    """Return where the environment's own ``node`` and ``npm`` are on the host."""
+    return environment.venv / "lib" / f"python{environment.version}" / "site-packages" / _NODE_WHEEL / "bin"
+
+
 def _node(venv: Path, version: str) -> Iterator[tuple[str, bytes | _Link]]:
     wheel = PurePosixPath("lib") / f"python{version}" / "site-packages" / _NODE_WHEEL
     if not (venv / wheel / "bin" / "node").exists():

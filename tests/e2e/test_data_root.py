@@ -39,3 +39,13 @@ def test_what_a_killed_service_left_is_removed(tmp_path: Path) -> None:
     for name in ("0123456789abcdef", "probe-01234567/workspace"):
         (run / name).mkdir(parents=True)
     works(tmp_path, tmp_path / "data", "bubblewrap")
+
+
+def test_without_isolation_there_is_the_same_node(tmp_path: Path, scope: str) -> None:
+    """The host's own may be older, or not there."""
+    with running(tmp_path, runtime_backend="process") as cellbox:
+        for fields in ({"stateful": True}, {}):
+            assert (
+                cellbox.exec("console.log(process.version)", language="node", scope=scope, **fields)["stdout"][:4]
+                == "v22."
+            )

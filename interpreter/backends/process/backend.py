@@ -138,6 +138,9 @@ class ProcessBackend(Backend):
             environment={
                 **spec.environment,
                 **environment,
+                "PATH": environment["PATH"].replace(
+                    "/bin:", f"/bin:{environments.node_programs(self._environment)}:", 1
+                ),
                 "PIP_USER": "1",  # nothing keeps programs from writing into the environment itself
                 _MARK: mark.partition("=")[2],
             },
