@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from sandboxd.protocol import Execute
+from sandboxd.protocol import Execute, KernelGone
 
-from interpreter.backends.base import BackendUnavailable
-from interpreter.backends.fake import FakeBackend
+from interpreter.backends.base import BackendUnavailable, Sandbox, Stats
+from interpreter.backends.fake import FakeBackend, FakeSandbox
 from interpreter.errors import ExecutionIdTaken, ShuttingDown, StorageFailed
 from interpreter.records import FILE, Records
 from interpreter.scopes.root import DataRootError
@@ -38,6 +38,11 @@ async def _silent(peer: Peer) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - what the other end holds has no event
+        await asyncio.sleep(0.001)
+
+
+async def peer_is_adopted(house: House) -> None:
+    while (await house.service.sessions("u1"))[0]["state"] == "starting":  # noqa: ASYNC110 - a listing has no event
         await asyncio.sleep(0.001)
 
 
@@ -154,6 +159,46 @@ async def test_a_sandbox_without_a_record_is_removed(first: House, make_house: M
     assert not second.backend.running
     answer = await second.exec("b")
     assert (answer.state, answer.generation, answer.reason) == ("lost", 2, "killed")
+
+
+async def test_a_sandbox_whose_supervisor_is_gone_is_removed(
+    first: House, make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is there and it may run, but nobody outside holds it any more."""
+    await first.exec("a")
+    await first.service.release()
+    (lost,) = first.backend.running
+
+    async def none(_self: FakeBackend) -> list[Sandbox]:
+        return []
+
+    monkeypatch.setattr(FakeBackend, "adoptable", none)
+    second = await make_house(first)
+    assert lost not in second.backend.running
+    assert (await second.exec("b")).state == "lost"
+
+
+async def test_what_the_memory_limit_killed_before_is_no_reason_after(
+    first: House, make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await first.exec("a")
+    await first.service.release()
+    killed = Stats(memory_bytes=1, oom_kills=3, processes=1)
+    monkeypatch.setattr(FakeSandbox, "stats", lambda _self: killed)
+    second = await make_house(first)
+    peer = first.sandboxd.peers[0]
+    await asyncio.wait_for(peer_is_adopted(second), 5)
+    peer.send(KernelGone("python", "default", "killed"))
+    await asyncio.wait_for(until(lambda: not second.service.kernels("u1", "chat")), 5)
+    assert (await second.exec("c")).reason == "killed"
+
+
+async def test_the_events_of_a_kept_answer_begin_as_all_do(first: House, make_house: MakeHouse) -> None:
+    await first.exec("a", execution_id="x")
+    await first.service.release()
+    second = await make_house(first)
+    kept = second.service.execution("x", "u1")
+    assert [(event["seq"], event["type"]) for event in kept.events.after()] == [(0, "started"), (1, "finished")]
 
 
 async def test_a_sandbox_that_is_gone_ends_what_ran_in_it(first: House, make_house: MakeHouse) -> None:
