@@ -23,6 +23,7 @@ from tornado.netutil import bind_unix_socket
 import interpreter
 from interpreter import settings as variables
 from interpreter import shortage, threads
+from interpreter.allocator import give_back
 from interpreter.backends import environment as environments
 from interpreter.backends.base import Backend, BackendError, Limits
 from interpreter.backends.choose import BackendConfig, Choice, choose
@@ -156,6 +157,7 @@ async def serve(
     if stop is None:
         stop = Stop()
         stop.listen(asyncio.get_running_loop())
+    give_back()
     _start_threads()
     connections, few = _connection_limits(_raise_open_files(), settings.max_sessions)
     if few:

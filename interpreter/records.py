@@ -39,11 +39,11 @@ CREATE TABLE kernels (
 );
 CREATE TABLE executions (
   number INTEGER PRIMARY KEY, scope TEXT NOT NULL, session TEXT, id TEXT NOT NULL, named INT NOT NULL, digest BLOB NOT NULL,
-  request BLOB NOT NULL, whole INT NOT NULL, sandbox TEXT, link TEXT, sent_at REAL, answer BLOB, file TEXT, size INT,
-  finished_at REAL, UNIQUE (scope, id)
+  whole INT NOT NULL, sandbox TEXT, link TEXT, sent_at REAL, file TEXT, size INT, finished_at REAL, request BLOB NOT NULL,
+  answer BLOB, UNIQUE (scope, id)
 );
 CREATE INDEX executions_by_id ON executions (id);
-CREATE INDEX executions_by_end ON executions (finished_at);
+CREATE INDEX executions_by_end ON executions (finished_at, number, size, file);
 """
 
 
@@ -281,14 +281,15 @@ class Records:
                 if file is not None
             ]
 
-    def expire(self, before: float, *, max_bytes: int) -> list[str]:
-        """Forget what finished ``before``, and the oldest of what is over ``max_bytes``; return the files of both."""
+    def expire(self, before: float, *, max_bytes: int, max_number: int) -> list[str]:
+        """Forget what finished ``before``, and the oldest of what is over a limit; return the files of both."""
         with self.batch() as database:
             gone = database.execute("SELECT number, file FROM executions WHERE finished_at < ?", (before,)).fetchall()
             gone += database.execute(
-                "SELECT number, file FROM (SELECT number, file, finished_at, sum(size) OVER (ORDER BY finished_at DESC, number"
-                " DESC) AS total FROM executions WHERE finished_at >= ?) WHERE total > ?",
-                (before, max_bytes),
+                "SELECT number, file FROM (SELECT number, file, sum(size) OVER later AS total, row_number() OVER later AS place"
+                " FROM executions WHERE finished_at >= ? WINDOW later AS (ORDER BY finished_at DESC, number DESC))"
+                " WHERE total > ? OR place > ?",
+                (before, max_bytes, max_number),
             ).fetchall()
             database.executemany("DELETE FROM executions WHERE number = ?", [(number,) for number, _ in gone])
         return [file for _, file in gone if file is not None]

@@ -26,6 +26,8 @@ SHOWN = {
 }
 COMPARED = {
     "interpreter/backends/environment.py": "with the times of files, which are of the wall clock too",
+    "interpreter/cli/doctor_engine.py": "with the clock of the engine",
+    "interpreter/cli/doctor_host.py": "with the times of files, to judge the clock",
     "interpreter/recovery.py": "tells one boot from another where the kernel gives no id of it",
 }
 

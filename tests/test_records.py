@@ -102,9 +102,15 @@ def test_what_is_too_old_or_too_much_goes_the_oldest_first(records: Records) -> 
         records.execution(
             dataclasses.replace(DONE, id=f"d{number}", finished_at=100.0 + number, size=10, file=f"f{number}")
         )
-    assert sorted(records.expire(101.5, max_bytes=25)) == ["f0", "f1", "f2", "f3"]
+    assert sorted(records.expire(101.5, max_bytes=25, max_number=100)) == ["f0", "f1", "f2", "f3"]
     assert records.files() == {"f4", "f5"}
-    assert records.expire(101.5, max_bytes=25) == []
+    assert records.expire(101.5, max_bytes=25, max_number=100) == []
+
+
+def test_what_is_too_many_goes_the_oldest_first(records: Records) -> None:
+    for number in range(6):
+        records.execution(dataclasses.replace(DONE, id=f"d{number}", finished_at=100.0 + number, file=f"f{number}"))
+    assert sorted(records.expire(0.0, max_bytes=1000, max_number=2)) == ["f0", "f1", "f2", "f3"]
 
 
 def test_a_batch_is_all_or_nothing(records: Records) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import secrets
@@ -37,6 +38,9 @@ WHOLE_BYTES = 256 * 1024
 """Requests up to this size can be run by the next service; of longer ones only the answer is kept."""
 INLINE_BYTES = 64 * 1024
 """Longer answers are files of their own, written in a thread."""
+MAX_WRITING_BYTES = 128 * 1024 * 1024
+"""Of long answers that are being written, two at a time. Past it one is kept without its output."""
+MAX_NUMBER = 10_000
 MAX_BYTES = 256 * 1024 * 1024
 """Of kept answers."""
 RETRY_S = 1.0
@@ -72,6 +76,9 @@ class Recorder:
         self._tasks = Tasks()
         self._ended: list[_Ended] = []
         self._timer: asyncio.Handle | None = None
+        self._writers = asyncio.Semaphore(2)
+        self._writing_bytes = 0
+        self._added = self._added_bytes = 0  # since the last look at what is too much
         self._failing = False
         kernels.on_change = self._soon
 
@@ -142,10 +149,13 @@ class Recorder:
         due = self._clock()
         while True:
             await asyncio.to_thread(self._records.checkpoint)
-            if self._clock() >= due:
+            if self._clock() >= due or self._added_bytes > MAX_BYTES // 4 or self._added > MAX_NUMBER // 4:
                 due = self._clock() + every_s
+                self._added = self._added_bytes = 0
                 with contextlib.suppress(StorageFailed):
-                    files = self._records.expire(self._clock() - self._keep_s, max_bytes=MAX_BYTES)
+                    files = self._records.expire(
+                        self._clock() - self._keep_s, max_bytes=MAX_BYTES, max_number=MAX_NUMBER
+                    )
                     await asyncio.to_thread(self._remove, files)
             await asyncio.sleep(min(CHECKPOINT_S, every_s))
 
@@ -164,9 +174,16 @@ class Recorder:
             self._timer = None
 
     async def _file(self, execution: Execution, answer: Answer, settle: Callable[[], None]) -> None:
-        name = secrets.token_hex(16)
+        name, held = secrets.token_hex(16), answer.size()
         try:
-            size = await asyncio.to_thread(_write, self._folder / name, answer)
+            if self._writing_bytes + held > MAX_WRITING_BYTES:
+                raise OSError(errno.EBUSY, "the disk is slower than the answers that come")
+            self._writing_bytes += held
+            try:
+                async with self._writers:
+                    size = await asyncio.to_thread(_write, self._folder / name, answer)
+            finally:
+                self._writing_bytes -= held
         except OSError as error:
             # Not left to the sandbox, which keeps a bounded number of answers and then takes nothing more.
             log.error("an answer is kept without its output", extra={"execution": execution.id, "error": str(error)})
@@ -178,6 +195,8 @@ class Recorder:
         self._ended.append(
             dataclasses.replace(ended, record=dataclasses.replace(ended.record, finished_at=self._clock()))
         )
+        self._added += 1
+        self._added_bytes += ended.record.size
         if len(self._ended) > MAX_WAITING:
             self._let_go()
         self._soon()

@@ -176,7 +176,9 @@ class Run:
         status, reason, exit_code, how = outcome.status, outcome.reason, outcome.exit_code, self._work.how
         killed = exit_code == 137 if status == "error" else status == "died" and reason in ("killed", "crash")
         if killed and self._live.oom_since(self._mark):
-            status, reason, exit_code = "died", "oom", 137
+            # What a kernel started may have been killed and not the kernel: that is an error, and nothing is lost.
+            lives = status == "error" and outcome.kernel in ("new", "kept")
+            status, reason, exit_code = "error" if lives else "died", "oom", 137
         elif how is not None and status in ("interrupted", "cancelled"):
             status, exit_code = ("interrupted" if how == "cancel" else "cancelled"), 130
             reason = reason if how == "cancel" else how

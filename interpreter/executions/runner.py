@@ -289,7 +289,8 @@ class Runner:
         run = Run(
             work, live, self._config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock, resumed=resumed
         )
-        work.settle = lambda: live.connection.settle([run.link_id])
+        link_id = run.link_id
+        work.settle = lambda: live.connection.settle([link_id])  # nothing of ``run``: a cycle would keep the answer
         return run
 
     async def _wait_for_turn(self, work: Work, until: float) -> None:

@@ -160,6 +160,8 @@ class ApiStream(IOStream):
             self._stall_timer.cancel()
             self._stall_timer = None
         super().close(exc_info)
+        if self.error is not None:
+            self.error.__traceback__ = None  # its frames hold the answer that was being written, in a cycle
 
     def _look_for_a_stall(self) -> None:
         self._stall_timer = None

@@ -172,11 +172,9 @@ class Connection:
     async def run(self) -> None:
         """Read until the connection ends; return then, whatever ended it."""
         try:
-            while (body := await read_frame(self._reader, limit=self._limits.frame)) is not None:
-                if self._take(decode_from_sandbox(body)):
-                    continue
+            while (pause_s := await self._take_next()) is not None:
                 # Not reading is what slows the peer down: its socket fills and it blocks.
-                if (pause_s := self._budget.charge(len(body), self._clock())) > 0:
+                if pause_s > 0:
                     await asyncio.sleep(pause_s)
         except ProtocolError as error:
             log.warning("a link broke the protocol", extra={"error": str(error)[:200]})
@@ -288,6 +286,13 @@ class Connection:
             settled, self._settled = self._settled[:MAX_KNOWN], self._settled[MAX_KNOWN:]
             # Whole frames, so it may come between those of ``send``.
             self._writer.write(encode(Settled(ids=settled)))
+
+    async def _take_next(self) -> float | None:
+        """Deliver the next message; return the seconds to pause after it, None at the end. Nothing of it is kept here."""
+        body = await read_frame(self._reader, limit=self._limits.frame)
+        if body is None:
+            return None
+        return 0.0 if self._take(decode_from_sandbox(body)) else self._budget.charge(len(body), self._clock())
 
     def _take(self, message: FromSandbox) -> bool:
         """Deliver one message; False where it counts against the budget of what nobody asked for."""

@@ -214,3 +214,20 @@ def _hierarchies(service: Cellbox) -> set[Path]:
                         found.add(Path(mount + head))
                         break
     return found
+
+
+@pytest.mark.soak
+def test_large_answers_that_nobody_reads_are_let_go(serve: Serve) -> None:
+    """Callers that leave after the head: what is kept is bounded, and the rest goes at once and to the host."""
+    cellbox = serve()
+    body = {"language": "python", "stateful": True, "code": "display({'text/html': s}, raw=True)"}
+    prepare = "from IPython.display import display\ns = 'x' * 15_000_000"
+    for number in range(4):
+        cellbox.cell(prepare, scope=f"b{number}")
+    highest = 0
+    for number in range(80):
+        scope = {"scope": f"b{number % 4}", "execution_id": f"n{number}"}
+        with cellbox.client.stream("POST", "/v1/exec", json={**body, **scope}) as response:
+            assert response.status_code == 200
+        highest = max(highest, resident_mb(cellbox))
+    assert highest < 700  # 256 of them are those that are kept

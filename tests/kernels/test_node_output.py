@@ -21,6 +21,10 @@ EXACT = {
     ),
     "console.log('\\x1b[1m', [1], 'x')": ("\x1b[1m [ 1 ] x\n", ""),
     "process.stdout.write('no newline')": ("no newline", ""),
+    "(async () => { await null; await null; console.log('what goes on at once') })(); 0": (
+        "what goes on at once\n",
+        "",
+    ),
     "process.stdout.write(Buffer.from([0xc3])); process.stdout.write(Buffer.from([0xa9])); process.stdout.write('!')": (
         "é!",
         "",

@@ -357,6 +357,19 @@ async def test_oom_is_told_from_crash_by_the_counters(house: House, stateful: bo
     assert (answer.status, answer.reason, answer.exit_code) == ("died", "oom", 137)
 
 
+async def test_a_child_killed_for_memory_is_an_error_of_a_kernel_that_lives(house: House) -> None:
+    async def child_is_killed(peer: Peer, message: Execute) -> None:
+        house.backend.numbers = Stats(memory_bytes=1, oom_kills=1, processes=1)
+        peer.finish(message, status="error", exit_code=137, kernel="kept")
+
+    await house.exec("a")
+    house.sandboxd.script["greedy"] = child_is_killed
+    answer = await house.exec("greedy")
+    assert (answer.status, answer.reason, answer.exit_code) == ("error", "oom", 137)
+    assert (answer.state, answer.generation) == ("kept", 1)
+    assert (await house.exec("b")).state == "kept"
+
+
 async def test_a_kernel_that_went_between_calls_is_said_once(house: House) -> None:
     await house.exec("a")
     peer = house.sandboxd.peers[0]

@@ -10,6 +10,7 @@
 const process = require('node:process');
 const vm = require('node:vm');
 const { AsyncLocalStorage } = require('node:async_hooks');
+const { setImmediate } = require('node:timers');
 const { rewrite, HELPER } = require('./rewrite.cjs');
 const { KeyboardInterrupt, describe, installTraces } = require('./errors.cjs');
 const { Display, MAX_DISPLAY, bundle, isDeep, makeDisplay, sizeOf } = require('./values.cjs');
@@ -97,10 +98,10 @@ class Cells {
         value = new vm.Script(text, { filename: cell.file, importModuleDynamically }).runInThisContext({ displayErrors: false });
       }
     } catch (error) {
-      this.finish(cell, { thrown: error });
+      this.finishSoon(cell, { thrown: error });
       return;
     }
-    const failed = (error) => this.finish(cell, { thrown: error });
+    const failed = (error) => this.finishSoon(cell, { thrown: error });
     const shown = (result) => this.show(cell, program.shows ? result : undefined);
     if (program.awaits) {
       value.then((result) => this.settle(result?.value, shown, failed), failed);
@@ -121,15 +122,21 @@ class Cells {
 
   show(cell, value) {
     if (value === undefined || value instanceof Display) {
-      this.finish(cell, {});
+      this.finishSoon(cell, {});
       return;
     }
-    const failed = (error) => this.finish(cell, { thrown: error });
+    const failed = (error) => this.finishSoon(cell, { thrown: error });
     try {
-      this.settle(bundle(value), (data) => this.finish(cell, { data: fitting(data) }), failed);
+      this.settle(bundle(value), (data) => this.finishSoon(cell, { data: fitting(data) }), failed);
     } catch (error) {
       failed(error);
     }
+  }
+
+  /** As `finish`, after what the cell has left to do at once: what goes on after promises that are settled, and what is told
+   *  of those that were rejected. */
+  finishSoon(cell, outcome) {
+    setImmediate(() => this.finish(cell, outcome));
   }
 
   /** `cell` is over: its outcome has `data` to show, or what was `thrown`, or neither. Does nothing when it was over already. */
