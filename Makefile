@@ -40,7 +40,12 @@ test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=...
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	@$(ENGINE) .venv/bin/pytest -m "not soak" $(ARGS)
+	.venv/bin/pytest -m "not soak" $(ARGS)
+
+.PHONY: test-docker
+test-docker: python bubblewrap ## the tests that need a container engine: starts one and makes the image where they are missing
+	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(NODE) $(INSIDE)
+	@$(ENGINE) .venv/bin/pytest -m "not soak" tests/image tests/backends/docker tests/contracts tests/delivery tests/e2e $(ARGS)
 
 .PHONY: soak
 soak: python bubblewrap ## the long forms of the tests

@@ -1,5 +1,5 @@
 """Fixtures: ``image`` is the engine's account of the image of the sandboxes; ``inside`` runs a script in a container of it, as a
-scope's uid, confined as sandboxes are, and returns what it said. Where there is no image, in CI that is a failure."""
+scope's uid, confined as sandboxes are, and returns what it said. Where there is an engine and no image, in CI that is a failure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def image() -> dict[str, Any]:
         missing = f"the image {IMAGE} is not there: make image"
     except DockerException:
         missing = "no container engine answers: .ci/engine.sh start"
-    if os.environ.get("CI") == "true":
+    if os.environ.get("CI") == "true" and "DOCKER_HOST" in os.environ:
         pytest.fail(missing)
     pytest.skip(missing)
 
