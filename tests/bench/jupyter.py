@@ -10,10 +10,16 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 from jupyter_client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
+
+from tests.bench.measure import NoAnswer
+
+_PATIENCE_S = 5
+"""tslab now and then loses the message that it is idle again."""
 
 
 class BareLoop:
@@ -24,20 +30,24 @@ class BareLoop:
         self._client = client
 
     def cell(self, code: str) -> dict[str, Any]:
-        return self._loop.run_until_complete(self._cell(code))
+        """Return the MIME bundle of the result. Raises NoAnswer: a message that belongs to a whole answer did not come."""
+        try:
+            return self._loop.run_until_complete(self._cell(code))
+        except Empty:
+            raise NoAnswer from None
 
     async def _cell(self, code: str) -> dict[str, Any]:
         request = self._client.execute(code)
         content: dict[str, Any] = {}
         while True:
-            message = await self._client.get_iopub_msg(timeout=30)
+            message = await self._client.get_iopub_msg(timeout=_PATIENCE_S)
             if message["parent_header"].get("msg_id") != request:
                 continue
             if message["msg_type"] == "execute_result":
                 content = message["content"]["data"]
             if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
                 break
-        while (await self._client.get_shell_msg(timeout=30))["parent_header"].get("msg_id") != request:
+        while (await self._client.get_shell_msg(timeout=_PATIENCE_S))["parent_header"].get("msg_id") != request:
             pass
         return content
 

@@ -19,8 +19,7 @@ _KERNELS = 5
 
 def node(service: Cellbox, caller: Caller) -> list[measure.Row]:
     """A cell of stateful Node beside the same cell on tslab, over HTTP and in the same bare loop of jupyter_client."""
-    # tslab's own round trip is not much longer than HTTP alone takes, so a fifth of it is nothing that HTTP can be.
-    return [*_beside(caller, "node", "1+1", peers.tslab, limit=1.0), _memory(service, caller, "node", limit=45)]
+    return [*_beside(caller, "node", "1+1", peers.tslab, limit=0.2), _memory(service, caller, "node", limit=45)]
 
 
 def bash(service: Cellbox, caller: Caller) -> list[measure.Row]:
@@ -54,9 +53,7 @@ def _beside(
         alike = f"the {language.title()} kernel under jupyter_client, `{code}`"
         return [
             measure.against(name, ours, compared, lambda: theirs.cell(code), **count, limit=limit),
-            measure.against(
-                alike, lambda: same.cell(code), compared, lambda: theirs.cell(code), **count, limit=max(limit / 2, 0.2)
-            ),
+            measure.against(alike, lambda: same.cell(code), compared, lambda: theirs.cell(code), **count, limit=limit),
         ]
 
 

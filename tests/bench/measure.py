@@ -14,6 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Step = Callable[[], Any]
+_MOST_LOST = 5
+
+
+class NoAnswer(Exception):
+    """A peer gave no whole answer. Its time does not count; that it happened is said in the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +55,26 @@ def elapsed_ms(step: Step) -> float:
 
 
 def against(name: str, ours: Step, compared_with: str, other: Step, *, n: int, warm_up: int, limit: float) -> Row:
-    """Time ``ours`` and ``other`` in turn, ``n`` times each after ``warm_up`` rounds that do not count."""
-    before = os.getloadavg()[0]
-    for _ in range(warm_up):
-        ours()
-        other()
+    """Time ``ours`` and ``other`` in turn, ``n`` times each after ``warm_up`` rounds that do not count.
+
+    Raises NoAnswer if ``other`` did so more than a few times.
+    """
+    before, lost = os.getloadavg()[0], 0
     mine, theirs = [], []
-    for _ in range(n):
-        mine.append(elapsed_ms(ours))
-        theirs.append(elapsed_ms(other))
+    for number in range(-warm_up, n):
+        taken = elapsed_ms(ours)
+        try:
+            other_taken = elapsed_ms(other)
+        except NoAnswer:
+            lost += 1
+            if lost > _MOST_LOST:
+                raise
+            continue
+        if number >= 0:
+            mine.append(taken)
+            theirs.append(other_taken)
+    if lost:
+        compared_with += f" (no whole answer to {lost} of {warm_up + n})"
     ratio = statistics.median(mine) / statistics.median(theirs)
     return _row(name, "ms", mine, limit, before, compared_with=compared_with, other=theirs, ratio=ratio)
 
