@@ -84,6 +84,8 @@ class Box:
                 stdin=subprocess.DEVNULL,
             )
             self._link, _ = listener.accept()
+        self.sandboxd: int = struct.unpack("3i", self._link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        """Pid of sandboxd, which has dialled. Not the lowest of the boot process's children: pids begin anew some day."""
         self._number = 0
         self.waiting: dict[str, Finished | Refused] = {}
         self.others: list[FromSandbox] = []
@@ -137,15 +139,6 @@ class Box:
         assert isinstance(answer, Finished), answer
         return answer
 
-    def sandboxd(self) -> int:
-        """Pid of sandboxd: the first process that the boot process forked."""
-        own = []
-        for pid in self.processes():
-            with contextlib.suppress(OSError):  # it has just ended
-                if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == self.boot.pid:
-                    own.append(pid)
-        return min(own)
-
     def processes(self) -> dict[int, str]:
         """Pid and command line of each live process that carries the mark."""
         found = {}
@@ -157,7 +150,7 @@ class Box:
                         found[int(entry.name)] = line.replace(b"\0", b" ").decode(errors="replace")[:80]
         return found
 
-    def wait_for_processes(self, wanted: int, within_s: float = 2.0) -> None:
+    def wait_for_processes(self, wanted: int, within_s: float = 20.0) -> None:
         """Return once no more than ``wanted`` processes are there."""
         deadline = time.monotonic() + within_s
         while len(left := self.processes()) > wanted:
@@ -174,12 +167,12 @@ class Box:
                 pass  # closed before it has all been read, the link would break, and with it our word
         self._link.close()
         try:
-            self.boot.wait(10)
-            self.wait_for_processes(0, 5)
+            self.boot.wait(20)
+            self.wait_for_processes(0)
         finally:
             for pid in self.processes():
                 os.kill(pid, 9)
-            self.boot.wait(10)
+            self.boot.wait(20)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[socket.socket]:

@@ -177,7 +177,7 @@ def test_processes_that_were_killed_while_they_waited_are_replaced(sandbox: Box)
     """Anyone of the same user can kill them; the runs that come after get others and notice nothing."""
     for execution in [sandbox.begin("import time; time.sleep(0.2)") for _ in range(2)]:
         sandbox.end(execution)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while len(waiting := _waiting(sandbox)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -195,8 +195,8 @@ def test_the_death_of_sandboxd_ends_everything(sandbox: Box) -> None:
     sandbox.begin(DAEMON + "\ntime.sleep(600)")
     while not (sandbox.workspace / "alive").exists():
         time.sleep(0.01)
-    os.kill(_sandboxd(sandbox), signal.SIGKILL)
-    sandbox.boot.wait(5)
+    os.kill(sandbox.sandboxd, signal.SIGKILL)
+    sandbox.boot.wait(20)
     sandbox.wait_for_processes(0, 5)
 
 
@@ -205,7 +205,7 @@ def test_the_death_of_the_boot_process_ends_everything(sandbox: Box) -> None:
     while not (sandbox.workspace / "alive").exists():
         time.sleep(0.01)
     sandbox.boot.kill()
-    sandbox.boot.wait(5)
+    sandbox.boot.wait(20)
     sandbox.wait_for_processes(0, 5)
 
 
@@ -241,14 +241,14 @@ def test_a_flood_is_bounded_and_ended_in_time(sandbox: Box) -> None:
     assert answer.outcome.status == "timeout"
     assert answer.outcome.truncated
     assert len(answer.outcome.stdout) <= 1000
-    memory = int(Path(f"/proc/{_sandboxd(sandbox)}/statm").read_text().split()[1]) * 4096
+    memory = int(Path(f"/proc/{sandbox.sandboxd}/statm").read_text().split()[1]) * 4096
     assert memory < 150e6
 
 
 def test_nobody_inside_can_look_into_ours(sandbox: Box) -> None:
     """Root may look anywhere, so this asks for what decides it: whose the files in /proc are, and the flag."""
     sandbox.run("pass")
-    for pid in (sandbox.boot.pid, _sandboxd(sandbox)):
+    for pid in (sandbox.boot.pid, sandbox.sandboxd):
         status = Path(f"/proc/{pid}/status").read_text()
         assert "NoNewPrivs:\t1" in status
     code = "import ctypes\nprint(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), ctypes.CDLL(None).prctl(39, 0, 0, 0, 0))"
@@ -297,12 +297,6 @@ def test_the_filter_is_in_force_in_every_program(tmp_path: Path) -> None:
             ("grep Seccomp: /proc/self/status", "bash"),
         ):
             assert "2" in sandbox.run(code, language).outcome.stdout
-
-
-def _sandboxd(sandbox: Box) -> int:
-    """The first process that the boot process forked."""
-    own = [pid for pid in sandbox.processes() if _parent(pid) == sandbox.boot.pid]
-    return min(own)
 
 
 def _waiting(sandbox: Box) -> list[int]:

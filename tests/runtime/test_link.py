@@ -331,7 +331,7 @@ def test_a_flood_while_nobody_listens_costs_bounded_memory_and_no_answer(sandbox
     limits = OutputLimits(text=4 * 2**20, results=0, spill=0)
     sandbox.run("import subprocess\nbackground = subprocess.Popen(['yes'])", stateful=True, id="yes")
     sandbox.send(Settled(ids=["yes"]))
-    daemon = sandbox.sandboxd()
+    daemon = sandbox.sandboxd
     before = most = resident_mib(daemon)
     code = "touch began-$NAME; while ! [ -e go ]; do sleep 0.05; done; head -c 3900000 /dev/zero | tr '\\0' x"
     runs = [sandbox.begin(code, "bash", env={"NAME": str(number)}, limits=limits, timeout_s=60) for number in range(20)]

@@ -38,7 +38,7 @@ def requests() -> Iterator[socket.socket]:
         )
     yield ours
     ours.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while left := osproc.below(process.pid):
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
