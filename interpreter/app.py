@@ -73,6 +73,7 @@ def service_config(settings: Settings) -> ServiceConfig:
         idle_ttl_s=settings.idle_ttl,
         max_sessions=settings.max_sessions,
         max_concurrent=settings.max_concurrent,
+        pool=settings.pool,
         max_queue=settings.max_queue,
         max_kernels=settings.max_kernels,
         grace_s=settings.interrupt_grace,

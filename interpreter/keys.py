@@ -32,6 +32,11 @@ class Key(NamedTuple):
         return cls(check_name("scope", scope), check_name("session", session) if session else None)
 
 
+def spare(scope: str | None) -> Key:
+    """Return what a sandbox is known by that no session has yet: no session has an empty name. None: no scope has it either."""
+    return Key(scope or "", "")
+
+
 class KernelKey(NamedTuple):
     """One kernel within a sandbox."""
 

@@ -1,8 +1,8 @@
 """What a starting service does with what an earlier one left: adopts it, or removes it.
 
 Promises: a sandbox is adopted if it runs and its record is there, with its kernels and all that was sent to it; whatever else
-there is of this data root is gone when ``recover`` returns. Adoption itself goes on in the background: who asks for such a
-sandbox meanwhile waits for it, as for one that starts.
+there is of this data root, spares among it, is gone when ``recover`` returns. Adoption itself goes on in the background: who
+asks for such a sandbox meanwhile waits for it, as for one that starts.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ async def recover(
     running = {sandbox.id: sandbox for sandbox in await backend.adoptable() if sandbox.id in wanted}
     await backend.remove_leftovers(frozenset(running))
     await finish(asyncio.to_thread(data.drop_run_dirs, frozenset(running)), within_s=REMOVE_S)
+    await finish(asyncio.to_thread(data.drop_spares), within_s=REMOVE_S)
     recorder.restore_kernels(frozenset(running))
     try:
         for ident in {record.id for record in data.records.sandboxes()} - running.keys():

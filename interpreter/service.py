@@ -20,7 +20,14 @@ from typing import Any, TypeVar
 from sandboxd.protocol import OutputLimits
 
 from interpreter.backends.base import Backend, Limits, Stats
-from interpreter.errors import ExecutionNotFound, KernelNotFound, ServiceError, ShuttingDown, TooManyExecutions
+from interpreter.errors import (
+    ExecutionNotFound,
+    KernelNotFound,
+    ServiceError,
+    ShuttingDown,
+    TooManyExecutions,
+    TooManySessions,
+)
 from interpreter.executions.execution import Execution
 from interpreter.executions.kernel_stops import KernelStops
 from interpreter.executions.model import Answer, ExecRequest
@@ -33,11 +40,13 @@ from interpreter.keys import KernelKey, Key, check_name
 from interpreter.link.connection import LinkLimits
 from interpreter.records import RecordsError
 from interpreter.recovery import boot_id, recover
-from interpreter.sandboxes import listings, reaper
+from interpreter.sandboxes import listings, reaper, spares
 from interpreter.sandboxes.kernels import Kernels
 from interpreter.sandboxes.live import Live
-from interpreter.sandboxes.manager import Manager, SandboxConfig
+from interpreter.sandboxes.manager import Manager
+from interpreter.sandboxes.starting import SandboxConfig
 from interpreter.sandboxes.table import Table
+from interpreter.scopes.renaming import can_rename_new
 from interpreter.scopes.root import DataRoot, DataRootError, Ids
 from interpreter.tasks import Tasks, finish
 
@@ -68,6 +77,7 @@ class ServiceConfig:
     uid_base: int = 200_000
     idle_ttl_s: float = 600.0
     max_sessions: int = 100
+    pool: int = 0
     max_concurrent: int = 200
     max_queue: int = 32
     max_kernels: int = 8
@@ -96,6 +106,9 @@ class Interpreter:
         self._recorder = Recorder(
             self._data.records, self._kernels, config.data_root, keep_s=config.result_ttl_s, clock=clock
         )
+        self._plan = spares.Plan(
+            limit=config.pool if backend.spares else 0, idle_s=config.idle_ttl_s, unseen=not backend.single_tenant
+        )
         self._manager = Manager(
             backend,
             self._data,
@@ -107,6 +120,7 @@ class Interpreter:
                 environment=config.environment,
                 start_s=config.start_timeout_s,
             ),
+            plan=self._plan,
             clock=clock,
         )
         output = OutputLimits(text=config.output_bytes, results=config.result_bytes, spill=config.spill_bytes)
@@ -160,8 +174,18 @@ class Interpreter:
         except BaseException:
             self._data.close()
             raise
+        if self._config.pool and not await asyncio.to_thread(self._can_spare):
+            self._plan.limit = 0
+            warnings.append(
+                "SANDBOX_POOL is ignored: with this backend or on this file system, a directory in use cannot get its name later."
+            )
         self._tasks.start(self._recorder.run(), name="recorder")
         self._tasks.start(reaper.run(self._table, self._manager, self._clock), name="reaper")
+        if self._plan.limit:
+            self._plan.begin(self._clock())
+            self._manager.changed.set()
+            making = spares.run(self._plan, self._table, self._manager, self._clock)
+            self._tasks.start(making, name="spares")
         return warnings
 
     async def drain(self) -> None:
@@ -222,6 +246,26 @@ class Interpreter:
                 retry_after_s=1.0,
             )
         return self._runner.begin(request)
+
+    def warm(self, scope: str, session: str | None) -> None:
+        """Begin to start the sandbox of a session that will be used soon. To be called before its directory is made: a spare
+        becomes the sandbox of a new session only.
+
+        Never waits and never fails: where there is no room, or it cannot start, the first execution says so.
+        """
+        key = Key.of(scope, session)
+        if self._draining:
+            return
+        with contextlib.suppress(TooManySessions):
+            self._table.enter(key, self._clock())
+            try:
+                self._manager.warm(key)
+            finally:
+                self._table.leave(key, self._clock())
+
+    def spares(self) -> dict[str, int]:
+        """Return how many spare sandboxes there are, and how many new sessions got one or did not: there, taken, missed."""
+        return {"there": len(self._table.spares()), "taken": self._plan.taken, "missed": self._plan.missed}
 
     async def settle(self, execution: Execution) -> Answer:
         """Return the answer of ``execution``. Raises ServiceError if it never ran. Cancelling this wait cancels nothing."""
@@ -328,12 +372,16 @@ class Interpreter:
         for execution in ended:
             self._runner.end(execution, "deleted")
         lives = [live for row in rows if (live := self._manager.get(row.key)) is not None]
-        for live in lives:
+        unused = []
+        if scope is not None:
+            self._plan.forget(scope)
+            unused = [live for row in self._table.spares(scope) if (live := self._manager.live(row)) is not None]
+        for live in [*lives, *unused]:
             self._manager.stop(live, "deleted")
         for key in keys:
             self._kernels.ended_by_owner(key)
         async with self._manager.held(scope or frozenset(keys)):
-            await self._manager.gone(lives)
+            await self._manager.gone([*lives, *unused])
             await _all_finished(ended)
             if not purge:
                 return {"removed": len(lives), "purged": False}
@@ -364,6 +412,9 @@ class Interpreter:
         else:
             for key in keys:
                 self._data.purge_session(key)
+
+    def _can_spare(self) -> bool:
+        return self._backend.spares and can_rename_new(self._data.path)
 
     def _session(self, live: Live, stats: Stats | None) -> dict[str, Any]:
         key, row = live.row.key, live.row

@@ -127,6 +127,9 @@ class Backend(abc.ABC):
     limits_hold: bool = True
     """False where memory, processes and CPU of a sandbox as a whole are not limited. Known after ``check``."""
 
+    spares: bool = True
+    """False where a sandbox that runs does not keep its directories when they are renamed on the host."""
+
     adopts: bool = True
     """False where sandboxes end with the service."""
 

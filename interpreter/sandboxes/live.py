@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
+from typing import Any, TypeVar
 
 from sandboxd.protocol import Hello, Reason
 
@@ -13,6 +14,8 @@ from interpreter.backends.base import Sandbox, SandboxExit, Stats
 from interpreter.link.connection import Connection, Pending
 from interpreter.link.errors import LinkClosed
 from interpreter.sandboxes.table import Row
+
+_T = TypeVar("_T")
 
 _KILLED = frozenset(128 + number for number in (SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM))
 """Statuses of a sandbox that somebody ended by a signal, to its first process or to sandboxd: the tenant, or the host. What
@@ -29,12 +32,15 @@ class Live:
     started: done once it works, or with what kept it from working. over: it is of no more use, for ``reason``.
     gone: nothing of it is left. released: it goes on without this service. expected: of a sandbox that is being taken over,
     the ids under which it was sent what has not ended, with the text limit of each. resumed: those that it knew, once it works.
+    spare: of one that was made ahead, what it was known by; giving: the task that gives it to a session.
     """
 
     def __init__(self, row: Row, expected: Mapping[str, int] | None = None) -> None:
         self.row = row
         self.expected = expected
         self.resumed: dict[str, Pending] = {}
+        self.spare = row.key if row.spare else None
+        self.giving: asyncio.Task[None] | None = None
         self.released = False
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.over = asyncio.Event()
@@ -64,6 +70,11 @@ class Live:
     def adopting(self) -> bool:
         """Whether it is of an earlier service, and it is not known yet if it works."""
         return self.expected is not None and not (self.started.done() or self.over.is_set())
+
+    def given(self, work: asyncio.Task[None]) -> None:
+        """Begin anew, as the sandbox of a session, which it is once ``work`` is done."""
+        self.started = asyncio.get_running_loop().create_future()
+        self.giving = work
 
     def connected(self, connection: Connection, hello: Hello) -> None:
         """Take the link, once."""
@@ -104,3 +115,25 @@ class Live:
             return "oom"
         # No status: its supervisor was killed before it could say one.
         return "killed" if end is not None and (end.status is None or end.status in _KILLED) else "crash"
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T:
+    """Return what ``work`` returns; SandboxStopped once ``event`` is set, ``work`` being cancelled and waited for."""
+    loop = asyncio.get_running_loop()
+    task, stop = loop.create_task(work, name="work"), loop.create_task(event.wait(), name="stop")
+    try:
+        await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise SandboxStopped
+        return task.result()
+    finally:
+        task.cancel()
+        stop.cancel()
+        await asyncio.wait([task, stop])
+        if not task.cancelled():
+            task.exception()
+
+
+def fields(live: Live) -> dict[str, object]:
+    """Return what names a sandbox in the log. A spare's session is empty."""
+    return {"scope": live.row.key.scope, "session": live.row.key.session, "sandbox": live.row.id}

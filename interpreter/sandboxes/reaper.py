@@ -15,7 +15,7 @@ def reap(table: Table, manager: Manager, now: float) -> int:
     """Begin to stop all sandboxes that are due; return how many. Decided at once: whoever comes later gets a fresh one."""
     due = table.due(now)
     for row in due:
-        if (live := manager.get(row.key)) is not None and live.row is row:
+        if (live := manager.live(row)) is not None:
             manager.stop(live, "idle")
     return len(due)
 

@@ -2,7 +2,7 @@
 
 Promises: a leased key is never due. There are never more than ``limit`` keys that have or may get a sandbox, and a leased
 key always has room for one. A key has one sandbox at a time; one that is leaving is not its sandbox any more, so whoever comes
-then gets a fresh one.
+then gets a fresh one. Spares, which are nobody's yet, take what room the keys leave, and no key is refused for them.
 Leaves to manager.py: starting, stopping, waiting and the clock. Plain code: no await, no I/O. Times are monotonic seconds.
 """
 
@@ -13,7 +13,7 @@ from typing import Literal
 
 from interpreter.backends.base import SandboxId
 from interpreter.errors import SessionBusy, TooManySessions
-from interpreter.keys import Key
+from interpreter.keys import Key, spare
 
 RETRY_MAX_S = 60.0
 
@@ -27,6 +27,11 @@ class Row:
     phase: Literal["starting", "ready", "leaving"]
     used_at: float
 
+    @property
+    def spare(self) -> bool:
+        """Whether it is nobody's yet."""
+        return self.key.session == ""
+
 
 @dataclass(slots=True)
 class Table:
@@ -36,6 +41,7 @@ class Table:
     idle_s: float
     _rows: dict[Key, Row] = field(default_factory=dict)
     _leaving: set[Row] = field(default_factory=set)
+    _spares: list[Row] = field(default_factory=list)
     _leases: dict[Key, int] = field(default_factory=dict)
 
     def enter(self, key: Key, now: float) -> None:
@@ -86,6 +92,52 @@ class Table:
         row = self._rows[key] = Row(key, sandbox, "starting", now)
         return row
 
+    def begin_spare(self, scope: str | None, sandbox: SandboxId, now: float) -> Row:
+        """Say that a sandbox is being started for nobody yet: for a scope, or None for one that has not come before.
+
+        There must be ``room``.
+        """
+        if self.room() < 1:
+            raise ValueError("there is no room for a spare")
+        row = Row(spare(scope), sandbox, "starting", now)
+        self._spares.append(row)
+        return row
+
+    def spares(self, scope: str | None = None) -> list[Row]:
+        """Return the spares, of one scope or all, oldest first; none that is leaving."""
+        return [row for row in self._spares if scope is None or row.key.scope == scope]
+
+    def fitting(self, key: Key, *, unseen: bool) -> Row | None:
+        """Return a spare that can become the sandbox of ``key``, a new session. unseen: its scope has not come before."""
+        wanted = spare(None if unseen else key.scope)
+        return next((row for row in self._spares if row.key == wanted and row.phase == "ready"), None)
+
+    def claim(self, row: Row, key: Key, now: float) -> None:
+        """Say that a ready spare is becoming the sandbox of the leased ``key``, once and for all. There must be none."""
+        if (
+            key in self._rows
+            or key not in self._leases
+            or row.phase != "ready"
+            or key.scope != (row.key.scope or key.scope)
+        ):
+            raise ValueError("a spare becomes a sandbox once, for somebody of its scope")
+        self._spares.remove(row)
+        row.key, row.phase, row.used_at = key, "starting", now
+        self._rows[key] = row
+
+    def room(self) -> int:
+        """Return how many more sandboxes there may be now; negative where spares have to go."""
+        leaving = sum(row.spare for row in self._leaving)
+        return self.limit - len(self._taken()) - len(self._spares) - leaving
+
+    def surplus(self) -> list[Row]:
+        """Return the spares for which the keys leave no room, oldest first."""
+        return self._spares[: max(0, len(self._taken()) + len(self._spares) - self.limit)]
+
+    def starting(self) -> bool:
+        """Whether the sandbox of some key is being started."""
+        return any(row.phase == "starting" for row in self._rows.values())
+
     def ready(self, row: Row, now: float) -> None:
         """Say that a sandbox works."""
         if row.phase == "starting":
@@ -97,7 +149,10 @@ class Table:
         if row.phase == "leaving":
             return False
         row.phase = "leaving"
-        del self._rows[row.key]
+        if row.spare:
+            self._spares.remove(row)
+        else:
+            del self._rows[row.key]
         self._leaving.add(row)
         return True
 
@@ -107,9 +162,10 @@ class Table:
         self._leaving.discard(row)
 
     def due(self, now: float) -> list[Row]:
-        """Sandboxes that nobody has leased for ``idle_s`` seconds or more, longest idle first."""
-        rows = [r for r in self._rows.values() if r.key not in self._leases and now - r.used_at >= self.idle_s]
-        return sorted(rows, key=lambda row: row.used_at)
+        """Sandboxes, spares too, that nobody has leased for ``idle_s`` seconds or more, longest idle first."""
+        rows = [*self._rows.values(), *self._spares]
+        idle = [row for row in rows if row.key not in self._leases and now - row.used_at >= self.idle_s]
+        return sorted(idle, key=lambda row: row.used_at)
 
     def removable(self, keys: list[Key], *, force: bool) -> list[Row]:
         """Return the sandboxes of ``keys``. Raises SessionBusy if one of the keys is leased, unless ``force``."""
@@ -124,7 +180,7 @@ class Table:
         )
 
     def _taken(self) -> set[Key]:
-        return {*self._rows, *self._leases, *(row.key for row in self._leaving)}
+        return {*self._rows, *self._leases, *(row.key for row in self._leaving if not row.spare)}
 
     def _first_due_in(self, now: float) -> float:
         idle = [row.used_at for row in self._rows.values() if row.key not in self._leases]

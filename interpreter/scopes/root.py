@@ -1,12 +1,13 @@
 """The data root: one service at a time, a fixed layout, a uid for each scope.
 
 Layout: ``<scope>/workspace`` (long-term, and the workspace without a session), ``<scope>/sessions/<session>``,
-``<scope>/.staging``; ``.run/<sandbox id>`` (links), ``.trash`` (being removed), ``.uids``, ``.tenant``, ``.lock``, ``.state.db``
-and ``.answers`` (see records.py). Names of scopes never begin with a dot.
+``<scope>/.staging``; ``<scope>/.spares/<sandbox id>`` (a session without a name) and ``.spares/<sandbox id>`` (a scope without
+one, with such a session), renamed when they get it; ``.run/<sandbox id>`` (links), ``.trash`` (being removed), ``.uids``,
+``.tenant``, ``.lock``, ``.state.db`` and ``.answers`` (see records.py). Names of scopes never begin with a dot.
 
 Promises: every directory that tenants own lies in one that only the service can write, and is reached without following
 a link; a scope's uid never changes and is never given to another, across restarts.
-Leaves to its owner: that no sandbox uses what is purged. Blocks (all but ``run_dir``): call it in a thread.
+Leaves to its owner: that no sandbox uses what is purged. Blocks (all but ``run_dir`` and ``is_new``): call it in a thread.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from interpreter.keys import NAME, Key
 from interpreter.records import Records
 from interpreter.scopes.ownership import take_over
 from interpreter.scopes.removal import empty, make_usable
+from interpreter.scopes.renaming import rename_new
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HIGHEST_UID = 2**31 - 2
+SPARES = ".spares"
 _GOING_S = 1.0
 """A service that has just been killed has its lock until its memory is freed, tens of milliseconds."""
 
@@ -74,6 +77,7 @@ class DataRoot:
     records: Records = field(init=False)
     _lock: int | None = None
     _uids: dict[str, int] = field(default_factory=dict)
+    _reserved: dict[SandboxId, int] = field(default_factory=dict)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _sweeping: threading.Lock = field(default_factory=threading.Lock)
 
@@ -90,7 +94,7 @@ class DataRoot:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
             self.path.chmod(0o700)
-            for name in (".run", ".trash"):
+            for name in (".run", ".trash", SPARES):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             self._uids = self._read_uids()
         except OSError as error:
@@ -125,6 +129,73 @@ class DataRoot:
         workspace_path = user if key.session is None else self.path / key.scope / "sessions" / key.session
         return Place(workspace_path, user, uid, gid)
 
+    # --- spares -----------------------------------------------------------------------------------------------------
+
+    def is_new(self, key: Key) -> bool:
+        """Whether the session of ``key`` has no directory yet; without a session, whether its scope has never come.
+
+        Microseconds, on any thread.
+        """
+        if key.session is not None:
+            return not os.path.lexists(self.path / key.scope / "sessions" / key.session)
+        return key.scope not in self._uids and not os.path.lexists(self.path / key.scope)
+
+    def prepare_spare(self, sandbox: SandboxId, scope: str | None) -> Place:
+        """Make the directories of a session that has no name yet, in ``scope`` or in a scope that has none either.
+
+        Raises SingleTenant, OSError.
+        """
+        with self._mutex:
+            if scope is not None:
+                self._claim(scope)
+            uid, gid = self._owner(scope, sandbox)
+        home = self._home(sandbox, scope)
+        with _open(home.parent) as parent, _made(parent, home.name) as directory, _made(directory, SPARES) as spares:
+            with _made(directory, ".staging"), _made(directory, "sessions"), _made(directory, "workspace") as workspace:
+                _give(workspace, uid, gid)
+            with _made(spares, sandbox) as session:
+                _give(session, uid, gid)
+        return Place(home / SPARES / sandbox, home / "workspace", uid, gid)
+
+    def give_spare(self, sandbox: SandboxId, key: Key, *, unseen: bool) -> None:
+        """Make the directories of a spare those of ``key``, a new session. unseen: the spare has no scope yet.
+
+        Raises OSError where they are there already; then nothing was done that anybody sees.
+        """
+        if key.session is None:
+            raise ValueError("a spare becomes a session")
+        home = self._home(sandbox, None if unseen else key.scope)
+        with self._mutex:
+            if unseen and not self.is_new(Key(key.scope, None)):
+                raise FileExistsError(errno.EEXIST, "the scope has come meanwhile")
+            rename_new(home / SPARES / sandbox, home / "sessions" / key.session)
+            if unseen:
+                if (uid := self._reserved.pop(sandbox, None)) is not None:
+                    self._remember(key.scope, uid)
+                rename_new(home, self.path / key.scope)
+
+    def drop_spare(self, sandbox: SandboxId, scope: str | None) -> None:
+        """Remove what nobody got of the directories of a spare. Nothing happens if there is none."""
+        home = self._home(sandbox, scope)
+        with self._mutex:
+            self._reserved.pop(sandbox, None)
+            self._to_trash(home / SPARES if scope is not None else home.parent, sandbox)
+        if not self._sweeping.locked():  # else it goes with the next sweep
+            self.sweep()
+
+    def drop_spares(self) -> None:
+        """Remove the spares' directories of an earlier service, of which no sandbox may be left."""
+        for parent in (self.path / SPARES, *(self.path / scope / SPARES for scope in self.scopes())):
+            with contextlib.suppress(FileNotFoundError):
+                for name in os.listdir(parent):
+                    self._to_trash(parent, name)
+        self.sweep()
+
+    def _home(self, sandbox: SandboxId, scope: str | None) -> Path:
+        return self.path / SPARES / sandbox if scope is None else self.path / scope
+
+    # --- links ------------------------------------------------------------------------------------------------------
+
     def run_dir(self, sandbox: SandboxId) -> Path:
         """Make and return the link directory of a sandbox: readable inside, written by the service alone."""
         path = self.path / ".run" / sandbox
@@ -146,6 +217,8 @@ class DataRoot:
             left = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in keep]
         for path in left:
             shutil.rmtree(path, ignore_errors=True)
+
+    # --- removal ----------------------------------------------------------------------------------------------------
 
     def purge_session(self, key: Key) -> bool:
         """Move the directory of a session out of reach; whether there was one. ``sweep`` then removes it."""
@@ -196,19 +269,26 @@ class DataRoot:
                 "Run it as root or with Docker to serve several."
             )
 
-    def _owner(self, scope: str) -> tuple[int | None, int | None]:
+    def _owner(self, scope: str | None, spare: SandboxId | None = None) -> tuple[int | None, int | None]:
+        """Return the ids of a scope; for None, those that the first scope to get ``spare`` will have."""
         if self.ids.own:
             return None, None
         if self.ids.uid is not None:
             return self.ids.uid, self.ids.uid if self.ids.gid is None else self.ids.gid
-        uid = self._uids.get(scope)
+        uid = None if scope is None else self._uids.get(scope)
         if uid is None:
-            uid = max(self.ids.base, max(self._uids.values(), default=0) + 1)
+            uid = max(self.ids.base, max((*self._uids.values(), *self._reserved.values()), default=0) + 1)
             if uid > _HIGHEST_UID:
                 raise OSError("no uid is left")
-            _append_durably(self.path / ".uids", f"{scope} {uid}\n")
-            self._uids[scope] = uid
+            if scope is not None:
+                self._remember(scope, uid)
+            elif spare is not None:
+                self._reserved[spare] = uid  # forgotten with the service: nothing of a tenant was done under it
         return uid, uid if self.ids.gid is None else self.ids.gid
+
+    def _remember(self, scope: str, uid: int) -> None:
+        _append_durably(self.path / ".uids", f"{scope} {uid}\n")
+        self._uids[scope] = uid
 
     def _read_uids(self) -> dict[str, int]:
         file = self.path / ".uids"

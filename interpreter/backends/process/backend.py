@@ -100,6 +100,7 @@ class ProcessBackend(Backend):
 
     name = "process"
     adopts = False
+    spares = False
     single_tenant = True
     limits_hold = False
 

@@ -1,0 +1,44 @@
+"""Renaming to a name that must be free.
+
+``os.rename`` puts an empty directory in the place of another, which somebody may have opened meanwhile to write into it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def rename_new(old: Path, new: Path) -> None:
+    """Rename, or raise FileExistsError if there is anything at ``new``. Other OSErrors where the file system or the host cannot.
+
+    The parents must be the service's own: links in them would be followed.
+    """
+    call = getattr(_libc, "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if call(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def can_rename_new(directory: Path) -> bool:
+    """Whether ``rename_new`` works in a directory of the service's own. Blocking."""
+    old, new = directory / ".renamed-old", directory / ".renamed-new"
+    try:
+        old.mkdir(exist_ok=True)
+        rename_new(old, new)
+    except OSError:
+        return False
+    finally:
+        for name in (old, new):
+            if name.exists():
+                name.rmdir()
+    return True
