@@ -1,54 +1,16 @@
-"""What outlives the service: its sandboxes, the lives of kernels and the executions, in one SQLite file of the data root.
+"""What outlives the service: its sandboxes, the lives of kernels and the executions.
 
-Promises: what a method has written is there after ``kill -9``, and all of one ``batch`` or nothing of it; a power cut may
-lose the last of it and never the whole. A write takes some 50 µs and waits for no disk: what would (``checkpoint``) belongs
-into a thread. A file that is damaged is set aside and said so, since a service that starts is worth more.
-Leaves to executions/recorder.py and sandboxes/: what is written when. Used by one thread, but for ``checkpoint``.
+Promises: each method is one batch of the state file, or a part of the one around it.
+Leaves to statefile.py: the file; to executions/recorder.py and sandboxes/: what is written when. Used by one thread.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-from interpreter.errors import StorageFailed
-
-log = logging.getLogger(__name__)
-
-FILE = ".state.db"
-VERSION = 1
-BUSY_S = 2.0
-"""For which a write waits where a checkpoint is just being made; in truth microseconds."""
-LOG_PAGES = 4096
-"""Of 4 KiB, in the log, after which it begins anew."""
-
-_SCHEMA = """
-CREATE TABLE boot (id TEXT NOT NULL);
-CREATE TABLE sandboxes (id TEXT PRIMARY KEY, scope TEXT NOT NULL, session TEXT, started_at REAL NOT NULL);
-CREATE TABLE kernels (
-  scope TEXT NOT NULL, session TEXT NOT NULL, language TEXT NOT NULL, context TEXT NOT NULL, generation INT NOT NULL,
-  home TEXT, alive INT NOT NULL, restarted INT NOT NULL, loss TEXT, executions INT NOT NULL, started_at REAL NOT NULL,
-  used_at REAL NOT NULL, PRIMARY KEY (scope, session, language, context)
-);
-CREATE TABLE executions (
-  number INTEGER PRIMARY KEY, scope TEXT NOT NULL, session TEXT, id TEXT NOT NULL, named INT NOT NULL, digest BLOB NOT NULL,
-  whole INT NOT NULL, sandbox TEXT, link TEXT, sent_at REAL, file TEXT, size INT, finished_at REAL, request BLOB NOT NULL,
-  answer BLOB, UNIQUE (scope, id)
-);
-CREATE INDEX executions_by_id ON executions (id);
-CREATE INDEX executions_by_end ON executions (finished_at, number, size, file);
-"""
-
-
-class RecordsError(Exception):
-    """The file cannot be used at all. The text is for the operator."""
+from interpreter.statefile import EXECUTION_COLUMNS, KERNEL_COLUMNS, SANDBOX_COLUMNS, StateFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +67,10 @@ class ExecutionRecord:
     number: int | None = None
 
 
-_EXECUTION = (
-    "scope, session, id, named, digest, request, whole, sandbox, link, sent_at, answer, file, size, finished_at, number"
-)
-"""The columns, in the order of ExecutionRecord."""
-
-_FINISHED = f"SELECT {_EXECUTION} FROM executions WHERE finished_at IS NOT NULL AND id = ? AND "  # noqa: S608 - names of ours
+_SANDBOXES = f"SELECT {SANDBOX_COLUMNS} FROM sandboxes ORDER BY rowid"  # noqa: S608 - names of ours
+_KERNELS = f"SELECT {KERNEL_COLUMNS} FROM kernels"  # noqa: S608 - names of ours
+_UNFINISHED = f"SELECT {EXECUTION_COLUMNS} FROM executions WHERE finished_at IS NULL ORDER BY number"  # noqa: S608 - names of ours
+_FINISHED = f"SELECT {EXECUTION_COLUMNS} FROM executions WHERE finished_at IS NOT NULL AND id = ? AND "  # noqa: S608 - names of ours
 
 
 _sandbox_values, _kernel_values, _execution_values = (
@@ -119,83 +79,8 @@ _sandbox_values, _kernel_values, _execution_values = (
 """As dataclasses.astuple, without its copies of everything."""
 
 
-class Records:
-    """The file. ``open`` it before anything else. Every write raises StorageFailed where the disk does not take it."""
-
-    def __init__(self, root: Path) -> None:
-        self._file = root / FILE
-        self._database: sqlite3.Connection | None = None
-        self._depth = 0
-
-    def open(self, *, boot: str, now: float) -> list[str]:
-        """Open or make it; return warnings. boot: id of this boot of the host; monotonic times of another one mean nothing
-        here, so that what has finished counts as finished ``now``. Raises RecordsError.
-        """
-        warnings = []
-        try:
-            try:
-                self._open()
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise  # the disk, not the file
-                aside = self._set_aside()
-                log.error("the state file is damaged", extra={"error": str(error), "aside": aside})
-                warnings.append(
-                    f"{self._file} was damaged and is now {aside}: what an earlier service ran is forgotten"
-                )
-                self._open()
-            with self.batch() as database:
-                if database.execute("SELECT id FROM boot").fetchone() != (boot,):
-                    database.execute("DELETE FROM boot")
-                    database.execute("INSERT INTO boot VALUES (?)", (boot,))
-                    database.execute("UPDATE executions SET finished_at = ? WHERE finished_at IS NOT NULL", (now,))
-        except (sqlite3.Error, OSError, StorageFailed) as error:
-            self.close()
-            raise RecordsError(f"{self._file} cannot be used: {error}.") from error
-        return warnings
-
-    def close(self) -> None:
-        """Close it, everything in one file. May be called twice."""
-        if self._database is not None:
-            with suppress(sqlite3.Error):
-                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._database.close()
-            self._database = None
-
-    @contextmanager
-    def batch(self) -> Iterator[sqlite3.Connection]:
-        """Make all writes inside one: all of it or nothing. Raises StorageFailed."""
-        if self._database is None:
-            raise StorageFailed("The service is not running.")
-        if self._depth:
-            yield self._database
-            return
-        self._depth = 1
-        try:
-            self._database.execute("BEGIN IMMEDIATE")
-            yield self._database
-            self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise StorageFailed(
-                f"The data root of the service cannot be written ({error}); free or repair its disk."
-            ) from error
-        finally:
-            self._depth = 0
-            if self._database.in_transaction:
-                with suppress(sqlite3.Error):
-                    self._database.execute("ROLLBACK")
-
-    def checkpoint(self) -> None:
-        """Move what was written into the main file, so that the log beside it stays small. Blocks: call it in a thread."""
-        with (
-            suppress(sqlite3.Error),
-            closing(sqlite3.connect(self._file, isolation_level=None, timeout=BUSY_S)) as database,
-        ):
-            _, pages, _ = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if pages > LOG_PAGES:
-                # While writes go on, the log never begins anew by itself: 13 MB/s at 400 executions a second. Most of it is
-                # moved by now, so that a write waits for little.
-                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+class Records(StateFile):
+    """What is in the state file. ``open`` it before anything else. Every write raises StorageFailed where the disk refuses it."""
 
     # --- sandboxes --------------------------------------------------------------------------------------------------
 
@@ -212,7 +97,8 @@ class Records:
     def sandboxes(self) -> list[SandboxRecord]:
         """Return them, oldest first."""
         with self.batch() as database:
-            return [SandboxRecord(*row) for row in database.execute("SELECT * FROM sandboxes ORDER BY rowid")]
+            rows = database.execute(_SANDBOXES).fetchall()
+        return [SandboxRecord(*row) for row in rows]
 
     # --- kernels ----------------------------------------------------------------------------------------------------
 
@@ -233,7 +119,7 @@ class Records:
     def kernels(self) -> list[KernelRecord]:
         """Return all that is known of kernels."""
         with self.batch() as database:
-            rows = database.execute("SELECT * FROM kernels").fetchall()
+            rows = database.execute(_KERNELS).fetchall()
         return [KernelRecord(r[0], r[1] or None, *r[2:6], *map(bool, r[6:8]), *r[8:]) for r in rows]
 
     # --- executions -------------------------------------------------------------------------------------------------
@@ -242,7 +128,7 @@ class Records:
         """Note an execution as it is now, in the place that it has."""
         with self.batch() as database:
             database.execute(
-                f"INSERT INTO executions ({_EXECUTION}) VALUES ({', '.join('?' * 15)})"  # noqa: S608 - names and marks
+                f"INSERT INTO executions ({EXECUTION_COLUMNS}) VALUES ({', '.join('?' * 15)})"  # noqa: S608 - names and marks
                 " ON CONFLICT (scope, id) DO UPDATE SET request = excluded.request, whole = excluded.whole,"
                 " sandbox = excluded.sandbox, link = excluded.link, sent_at = excluded.sent_at, answer = excluded.answer,"
                 " file = excluded.file, size = excluded.size, finished_at = excluded.finished_at",
@@ -252,7 +138,7 @@ class Records:
     def unfinished(self) -> list[ExecutionRecord]:
         """Return those that wait or run, in the order of their coming."""
         with self.batch() as database:
-            rows = database.execute(f"SELECT {_EXECUTION} FROM executions WHERE finished_at IS NULL ORDER BY number")  # noqa: S608 - names
+            rows = database.execute(_UNFINISHED)
             return [_execution(row) for row in rows]
 
     def finished(self, execution_id: str, scope: str | None) -> ExecutionRecord | None:
@@ -298,32 +184,6 @@ class Records:
         """Return the files that hold answers."""
         with self.batch() as database:
             return {file for (file,) in database.execute("SELECT file FROM executions WHERE file IS NOT NULL")}
-
-    def _open(self) -> None:
-        self._database = database = sqlite3.connect(
-            self._file, isolation_level=None, timeout=BUSY_S, check_same_thread=False
-        )
-        os.chmod(self._file, 0o600)
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA wal_autocheckpoint = 0")  # it would wait for the disk, in the loop
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise sqlite3.OperationalError("a newer service made it; start that one, or remove the file")
-        if not version:
-            database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-        if database.execute("PRAGMA quick_check").fetchone() != ("ok",):
-            raise sqlite3.DatabaseError("damaged")
-
-    def _set_aside(self) -> str:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-        aside = self._file.with_suffix(".damaged")
-        os.replace(self._file, aside)
-        for beside in ("-wal", "-shm"):
-            Path(f"{self._file}{beside}").unlink(missing_ok=True)
-        return aside.name
 
 
 def _execution(row: tuple[Any, ...]) -> ExecutionRecord:

@@ -19,10 +19,10 @@ from interpreter.executions.recorder import Recorder
 from interpreter.executions.run import Sent
 from interpreter.executions.runner import Runner
 from interpreter.keys import Key
-from interpreter.records import RecordsError
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager
 from interpreter.scopes.root import DataRoot
+from interpreter.statefile import RecordsError
 from interpreter.tasks import finish
 
 log = logging.getLogger(__name__)

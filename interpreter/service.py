@@ -38,7 +38,6 @@ from interpreter.executions.store import Store
 from interpreter.health import Health
 from interpreter.keys import KernelKey, Key, check_name
 from interpreter.link.connection import LinkLimits
-from interpreter.records import RecordsError
 from interpreter.recovery import boot_id, recover
 from interpreter.sandboxes import listings, reaper, spares
 from interpreter.sandboxes.kernels import Kernels
@@ -48,6 +47,7 @@ from interpreter.sandboxes.starting import SandboxConfig
 from interpreter.sandboxes.table import Table
 from interpreter.scopes.renaming import can_rename_new
 from interpreter.scopes.root import DataRoot, DataRootError, Ids
+from interpreter.statefile import RecordsError
 from interpreter.tasks import Tasks, finish
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,8 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.settings": {"interpreter.listen"},
     "interpreter.languages": set(),
     "interpreter.wire": set(),
-    "interpreter.records": {"interpreter.errors"},
+    "interpreter.statefile": {"interpreter.errors"},
+    "interpreter.records": {"interpreter.statefile"},
     "interpreter.health": {"interpreter.backends.base"},
     "interpreter.recovery": {
         "interpreter.backends.base",
@@ -42,6 +43,7 @@ ARROWS: dict[str, set[str]] = {
         "interpreter.records",
         "interpreter.sandboxes",
         "interpreter.scopes",
+        "interpreter.statefile",
     }
     | LEAVES,
     "interpreter.client": {"interpreter.wire", "interpreter.languages"},

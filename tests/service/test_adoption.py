@@ -12,9 +12,10 @@ from sandboxd.protocol import Execute, KernelGone
 from interpreter.backends.base import BackendUnavailable, Sandbox, Stats
 from interpreter.backends.fake import FakeBackend, FakeSandbox
 from interpreter.errors import ExecutionIdTaken, ShuttingDown, StorageFailed
-from interpreter.records import FILE, Records
+from interpreter.records import Records
 from interpreter.scopes.root import DataRootError
 from interpreter.service import Interpreter, ServiceConfig
+from interpreter.statefile import FILE
 from tests.fakes.sandboxd import Peer, never, until_cancelled
 from tests.service.conftest import House
 
