@@ -1,7 +1,7 @@
 """A container engine that answers as it is told: HTTP on a Unix socket, no containers.
 
 ``answers`` maps ``"METHOD /path"`` (without version and query) to a status and a body; what is not there is a 404. ``asked``
-lists what was asked for, in order, with the bodies that came.
+lists what was asked for, in order, with the bodies that came. What is in ``held`` is answered once its event is set.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class FakeEngine:
             "GET /containers/json": (200, []),
         }
         self.asked: list[tuple[str, Any]] = []
+        self.held: dict[str, threading.Event] = {}
 
 
 @contextlib.contextmanager
@@ -66,6 +67,8 @@ def running(socket: Path) -> Iterator[FakeEngine]:
             body = json.loads(self.rfile.read(size)) if size else None
             what = f"{self.command} {re.sub('^/v[0-9.]+', '', self.path).partition('?')[0]}"
             engine.asked.append((what, body))
+            if what in engine.held:
+                engine.held[what].wait()
             status, said = engine.answers.get(what, (404, {"message": f"no such thing: {what}"}))
             text = said.encode() if isinstance(said, str) else json.dumps(said).encode()
             self.send_response(status)
@@ -84,6 +87,7 @@ def running(socket: Path) -> Iterator[FakeEngine]:
 
     class Server(socketserver.ThreadingUnixStreamServer):
         daemon_threads = True
+        request_queue_size = 128
 
         def handle_error(self, *_: Any) -> None:
             pass
@@ -94,5 +98,7 @@ def running(socket: Path) -> Iterator[FakeEngine]:
         try:
             yield engine
         finally:
+            for event in engine.held.values():
+                event.set()
             server.shutdown()
             thread.join()

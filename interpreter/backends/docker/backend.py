@@ -143,7 +143,10 @@ class DockerBackend(Backend, Listening):
         except EngineError as error:
             raise failure.unavailable(error, self._engine.address) from error
         left = [each for each in listed if each["Labels"].get(spec.SANDBOX) not in keep]
-        await asyncio.gather(*(self._remove(each) for each in left))
+        # One that the engine cannot end keeps none of the others.
+        for failed in await asyncio.gather(*(self._remove(each) for each in left), return_exceptions=True):
+            if failed is not None:
+                raise failed
         for probe in self._run.glob("probe-*"):
             await asyncio.to_thread(shutil.rmtree, probe, ignore_errors=True)
         self._cleared = True
@@ -163,6 +166,8 @@ class DockerBackend(Backend, Listening):
 
     def connected(self) -> None:
         """See what has happened while nobody listened."""
+        for sandbox in self._sandboxes.values():
+            sandbox.ask_again()
         self._tasks.start(self._compare(), name="compare with the engine")
 
     def happened(self, event: Answer) -> None:
@@ -196,11 +201,11 @@ class DockerBackend(Backend, Listening):
             known = self._sandboxes.get(ident)
             wanted = ident in self._starting or (known is not None and not known.unwanted)
             if self._cleared and not wanted:
-                await self._remove(each)
+                self._tasks.start(self._remove(each), name=f"remove leftover {ident}", expected=BackendError)
 
     async def _remove(self, container: Answer) -> None:
-        sandbox = self._sandboxes.get(SandboxId(container["Labels"].get(spec.SANDBOX, "")))
-        sandbox = sandbox or self._handle(SandboxId(secrets.token_hex(8)), container["Id"])
+        ident = SandboxId(container["Labels"].get(spec.SANDBOX, ""))
+        sandbox = self._sandboxes.get(ident) or self._handle(ident, container["Id"])
         await sandbox.stop()
 
     # --- starting ---------------------------------------------------------------------------------------------------

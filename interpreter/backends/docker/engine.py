@@ -1,7 +1,8 @@
 """The container engine: the few calls that sandboxes need, off the loop, and what it tells by itself.
 
-Promises: no call runs on the event loop's thread; every call has a limit of time; whatever the library raises becomes one of
-the errors below. There is no call that runs something in a container, attaches to one or copies from or into it.
+Promises: no call runs on the event loop's thread; every call has a limit of time; calls that end containers take no thread of
+others, since they hang with a container that the engine cannot end; whatever the library raises becomes one of the errors
+below. There is no call that runs something in a container, attaches to one or copies from or into it.
 Leaves to backend.py: what the answers mean, and the sentences for callers.
 """
 
@@ -25,9 +26,13 @@ from docker.errors import APIError, DockerException
 CALL_S = 30.0
 """For the answer to one call; creating and starting take long on an engine with much to do."""
 
+END_S = 12.0
+"""For the answer to a call that ends a container: an engine takes 10 s of its own before it does without its runtime."""
+
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 _ASK_S = 3.0
 _CALLS_AT_ONCE = 32
+_ENDS_AT_ONCE = 16
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -150,7 +155,10 @@ class Client:
         knock(self._address)
         with self._mutex:
             if self._api is None:
-                self._api = APIClient(self._address, version="auto", timeout=self._within_s)
+                # A connection that finds no room in the pool would be left open.
+                self._api = APIClient(
+                    self._address, version="auto", timeout=self._within_s, max_pool_size=_CALLS_AT_ONCE
+                )
             return self._api
 
 
@@ -160,20 +168,29 @@ class Engine:
     def __init__(self, address: str | None = None) -> None:
         self.address = address or host()
         self.client = Client(self.address)
+        self.ends = Client(self.address, within_s=END_S)
+        """For the calls about one container's end."""
         self._pool = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="engine")
+        self._ending = ThreadPoolExecutor(_ENDS_AT_ONCE, thread_name_prefix="engine ends")
 
     async def call(self, work: Callable[[], _T]) -> _T:
         """Return what ``work`` returns, which makes blocking calls. A cancelled wait leaves the work to its end."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def end(self, work: Callable[[], _T]) -> _T:
+        """Return what ``work`` returns, which calls ``ends``. It may wait long, and no other call waits with it."""
+        return await asyncio.get_running_loop().run_in_executor(self._ending, work)
 
     def follow(self, label: str, what: list[str], on: Listening) -> Follower:
         """Tell ``on`` of the events ``what`` of containers with ``label``, until the follower is closed."""
         return Follower(self.client, label, what, on)
 
     async def aclose(self) -> None:
-        """Close; calls that go on are waited for. May be called twice."""
+        """Close; calls that go on are waited for, but not those that end containers. May be called twice."""
+        self._ending.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
         self.client.close()
+        self.ends.close()
 
 
 class Listening:

@@ -1,7 +1,7 @@
 """A container at work, seen from the service that started or adopted it.
 
 Promises: its end is noticed by whoever notices first, the host or the engine, and told once all its processes are gone; what
-has ended is removed from the engine by itself, later where the engine does not answer now.
+has ended is removed from the engine by itself, and an engine that refuses, hangs or is gone is asked until it is removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from interpreter.backends.base import BackendError, Sandbox, SandboxExit, Sandbo
 from interpreter.backends.bubblewrap import cgroups, ending
 from interpreter.tasks import Tasks
 
-from .engine import Conflict, Engine, EngineError, NotThere
+from .engine import Engine, EngineError, NotThere
 from .seen import NOTHING, Seen
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 STOP_S = 5.0
 _TOLD_S = 3.0
 """For the engine to notice an end that the host has shown."""
-_AGAIN_S = 0.05
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 10.0
 _STATS_S = 1.0
 _KILLED = 128 + signal.SIGKILL
 
@@ -58,11 +59,14 @@ class DockerSandbox(Sandbox):
         self._last = Stats(0, 0, 0)
         self._oom_kills = 0
         self._asked = 0.0
+        self._asking: asyncio.Task[None] | None = None
         self._exit: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
         self._noticed = asyncio.Event()
         self._gone = False
         self._ending: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._removing: asyncio.Task[None] | None = None
+        self._again = asyncio.Event()
 
     def see(self, seen: Seen) -> None:
         """Take over what the host shows of it."""
@@ -81,7 +85,9 @@ class DockerSandbox(Sandbox):
     async def stop(self) -> None:
         """End all of it; return when no process is left and the engine has forgotten it."""
         self.unwanted = True
-        if self._stopping is None or (self._stopping.done() and not self._gone):
+        if self._gone:
+            return
+        if self._stopping is None or self._stopping.done():
             self._stopping = self._tasks.start(self._stop(), name=f"stop sandbox {self.id}", expected=BackendError)
         await asyncio.shield(self._stopping)
 
@@ -117,6 +123,10 @@ class DockerSandbox(Sandbox):
             self._noticed.set()
             self._ending = self._tasks.start(self._end(), name=f"clean up sandbox {self.id}")
 
+    def ask_again(self) -> None:
+        """Hear that the engine answers: a removal that waits is tried now."""
+        self._again.set()
+
     def has_ended(self, end: SandboxExit) -> None:
         """Take over how it ended, before anybody here knew of it."""
         self._oom_kills = int(end.oom)
@@ -134,63 +144,76 @@ class DockerSandbox(Sandbox):
     async def _end(self) -> None:
         """Learn how it ended, tell, and remove what is left of it."""
         try:
-            end = await self._engine.call(self._how)
+            end = await asyncio.wait_for(self._engine.end(self._how), _TOLD_S)
         except NotThere:
-            end = SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
-        except EngineError as error:
+            end = self._unknown()
+        except (EngineError, TimeoutError) as error:
             log.warning(
                 "the engine does not tell how a sandbox ended", extra={"sandbox": self.id, "error": repr(error)}
             )
-            end = SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
+            end = self._unknown()
         if end.oom and not self._oom_kills:
             self._oom_kills = 1
         if not self._exit.done():
             self._exit.set_result(end)
-        if await self._removed(within_s=STOP_S):
-            return
-        log.warning("an ended sandbox could not be removed from the engine yet", extra={"sandbox": self.id})
-        self.unwanted = True
+        if not await self._removed(within_s=STOP_S):
+            self.unwanted = True
+
+    def _unknown(self) -> SandboxExit:
+        return SandboxExit(_KILLED if self.unwanted else None, oom=self._oom_kills > 0)
 
     def _how(self) -> SandboxExit:
         """Ask the engine how it ended. Blocking."""
-        status = self._engine.client.wait(self.container, within_s=_TOLD_S)
-        state = self._engine.client.inspect(self.container)["State"]
+        status = self._engine.ends.wait(self.container, within_s=_TOLD_S)
+        state = self._engine.ends.inspect(self.container)["State"]
         return SandboxExit(status, oom=exit_of(state).oom or self._oom_kills > 0)
 
     async def _removed(self, *, within_s: float) -> bool:
-        """End and remove the container; whether the engine has done so in time."""
-        deadline = asyncio.get_running_loop().time() + within_s
-        while True:
+        """End and remove the container; whether the engine has done so in time. It is asked on until it has."""
+        if self._removing is None:
+            self._removing = self._tasks.start(self._remove(), name=f"remove sandbox {self.id}")
+        await asyncio.wait([self._removing], timeout=within_s)
+        return self._gone
+
+    async def _remove(self) -> None:
+        began, pause_s, late = time.monotonic(), _FIRST_PAUSE_S, False
+        while self.container:
+            self._again.clear()
             try:
-                if self.container:
-                    await self._engine.call(lambda: self._engine.client.remove(self.container))
-            except Conflict:  # somebody else does it just now
-                await asyncio.sleep(_AGAIN_S)
-            except EngineError as error:
-                log.warning("a sandbox could not be removed", extra={"sandbox": self.id, "error": repr(error)})
-                return False
-            else:
-                self._gone = True
-                self._forget(self)
-                return True
-            if asyncio.get_running_loop().time() > deadline:
-                return False
+                await self._engine.end(lambda: self._engine.ends.remove(self.container))
+                break
+            except EngineError as error:  # Conflict: it, or somebody else, does it just now
+                if not late and time.monotonic() - began > STOP_S:
+                    late = True
+                    log.warning(
+                        "the engine does not remove a sandbox; it is asked on",
+                        extra={"sandbox": self.id, "error": repr(error)},
+                    )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._again.wait(), pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if late:
+            log.info(
+                "the engine has removed a sandbox late",
+                extra={"sandbox": self.id, "seconds": round(time.monotonic() - began)},
+            )
+        self._gone = True
+        self._forget(self)
+        if self._ending is None:
+            self._removed_by_us()
 
     async def _stop(self) -> None:
         if not self._exit.done() and self._ending is None and self._seen.process >= 0:
             ending.kill(self._seen.process)  # at once, and whatever state the engine is in
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._noticed.wait(), STOP_S)
-        if self._ending is None:
-            if not await self._removed(within_s=STOP_S):
-                raise BackendError("a sandbox could not be ended: the container engine does not do it")
-            if self._ending is None:
-                self._removed_by_us()
+        if self._ending is None and not await self._removed(within_s=STOP_S):
+            raise BackendError("a sandbox could not be ended: the container engine does not do it")
         if self._ending is not None:
             await asyncio.wait([self._ending], timeout=_TOLD_S + STOP_S)
         if not self._exit.done():
             raise BackendError("a sandbox could not be ended: some of its processes are still there")
-        if not self._gone:  # the engine did not do it before; if it does not now, it will be asked again
+        if not self._gone:  # adopted when it had ended; or the engine did not do it before, and is asked on
             await self._removed(within_s=STOP_S)
 
     def _removed_by_us(self) -> None:
@@ -201,7 +224,8 @@ class DockerSandbox(Sandbox):
             self._exit.set_result(SandboxExit(_KILLED, oom=self._oom_kills > 0))
 
     def _ask_soon(self) -> None:
-        self._tasks.start(self._ask(), name=f"ask about sandbox {self.id}")
+        if self._asking is None or self._asking.done():  # an engine that hangs is not asked ever more
+            self._asking = self._tasks.start(self._ask(), name=f"ask about sandbox {self.id}")
 
     async def _ask(self) -> None:
         """Ask the engine for the counters."""

@@ -96,6 +96,22 @@ async def test_a_killed_engine_is_said_and_its_sandboxes_go_on(mine: PrivateHous
     await starts_again(mine)
 
 
+async def test_an_engine_that_hangs_keeps_no_process_alive_and_removes_the_rest_once_it_goes_on(
+    mine: PrivateHouse,
+) -> None:
+    one, two = await mine.start("daemons"), await mine.start("deaf")
+    assert mine.engine.process is not None
+    mine.engine.process.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.wait_for(asyncio.gather(one.stop(), two.stop()), 15)
+        assert mine.processes() == set()
+        assert await ended(one) == await ended(two) == 128 + signal.SIGKILL
+    finally:
+        mine.engine.process.send_signal(signal.SIGCONT)
+    await until(lambda: not mine.containers(), within_s=30)
+    await starts_again(mine)
+
+
 async def test_an_engine_that_is_restarted_ends_its_sandboxes_and_serves_again(mine: PrivateHouse) -> None:
     sandbox = await mine.start("deaf")
     mine.engine.end(signal.SIGTERM)
