@@ -20,6 +20,8 @@ FOREIGN := .venv-foreign/.packages-$(call checksum,tests/kernels/foreign-require
 PIP := -m pip --disable-pip-version-check --no-input install --no-compile --progress-bar off
 # With a container engine that answers, or one that is started for it; its image is made first if an input has changed.
 ENGINE = .ci/engine.sh run bash -ec '[ -z "$${DOCKER_HOST:-}" ] || .venv/bin/cellbox image build; exec "$$@"' -
+# Tests wait more than they compute, so there are more processes of them than cores. A part of them runs in one.
+PYTEST = .venv/bin/pytest -m "not soak" $(if $(ARGS),,-n 4)
 SAY = @printf '\033[1mcellbox\033[0m %s\n'
 
 .PHONY: help
@@ -40,7 +42,7 @@ test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=...
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/pytest -m "not soak" $(ARGS)
+	$(PYTEST) $(ARGS)
 
 .PHONY: test-docker
 test-docker: python bubblewrap ## the tests that need a container engine: starts one and makes the image where they are missing

@@ -20,6 +20,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+
+from tests import scheduling
 
 SETTLE_S = 2.0
 """What is going away by itself (a child being reaped, a cgroup being removed by another run) has this long."""
@@ -31,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(inspect.unwrap(item.obj)):
             item.fixturenames.insert(0, "no_task_left")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        scheduling.name_what_runs_alone(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> scheduling.Scheduling:
+    return scheduling.Scheduling(config, log)
 
 
 @pytest.fixture

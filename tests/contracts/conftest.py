@@ -25,11 +25,9 @@ from interpreter.backends.docker.engine import Client
 from interpreter.backends.docker.spec import INSTANCE, SANDBOX
 from interpreter.backends.fake import FakeBackend, FakeHost
 from interpreter.backends.process.backend import ProcessBackend
-from tests import engines
+from tests import apart, engines
+from tests.apart import PROBE_UID
 from tests.backends.docker import tiny
-
-PROBE_UID = 299_999
-_uids = iter(range(300_000 + os.getpid() % 10_000, 400_000))
 
 BUBBLEWRAP = pytest.param(
     "bubblewrap",
@@ -108,7 +106,7 @@ class House:
     def __init__(self, kind: str, root: Path, *, uid: int | None = None, idle_s: float = 60.0) -> None:
         self.kind = kind
         self.root = root
-        self.uid = uid or next(_uids)
+        self.uid = uid or apart.uid()
         self.behaviour = "idle"
         self.lock = root / ".lock"
         self._lock_fd = -1

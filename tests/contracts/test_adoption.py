@@ -212,6 +212,7 @@ async def test_what_has_no_supervisor_any_more_is_a_leftover(house: House) -> No
     assert await house.backend.remove_leftovers() == 1
 
 
+@pytest.mark.alone
 @by_state_files
 async def test_a_stopped_supervisor_is_adopted_and_done_without(house: House) -> None:
     (ident,) = await killed_service(house, "daemons")

@@ -90,6 +90,7 @@ async def test_a_cancelled_start_leaves_nothing(house: House, after_s: float) ->
         await start.result().stop()
 
 
+@pytest.mark.alone
 @on_the_host
 @pytest.mark.parametrize("behaviour", ["deaf", "daemons", "stopped"])
 async def test_stop_needs_no_help_from_inside(house: House, behaviour: str) -> None:
@@ -127,6 +128,7 @@ async def test_the_memory_limit_kills_and_says_so(house: House) -> None:
     assert (await sandbox.wait()).oom
 
 
+@pytest.mark.alone
 @with_limits
 async def test_a_fork_bomb_stays_within_its_processes_and_is_ended(house: House) -> None:
     sandbox = await house.start("fork bomb")
@@ -173,6 +175,7 @@ async def test_a_stop_during_the_cleanup_after_a_killed_supervisor_hits_no_other
         await neighbour.stop()
 
 
+@pytest.mark.alone
 @supervised
 async def test_a_stuck_supervisor_is_done_without(house: House) -> None:
     sandbox = await house.start("daemons")

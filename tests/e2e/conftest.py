@@ -6,12 +6,10 @@ A module that says ``RUNTIMES = CONFINED`` has its tests of ``cellbox`` and ``se
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,10 +21,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import engines
+from tests import apart, engines
 
 KEY = "a-key-for-the-tests-of-cellbox"
-_uid_bases = itertools.count(400_000 + (os.getpid() % 1000) * 1000, 100)
 
 
 class Cellbox:
@@ -122,20 +119,19 @@ class Cellbox:
             time.sleep(0.02)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def running(root: Path, *, within: Sequence[str] = (), **settings: str) -> Iterator[Cellbox]:
     """A service on a data root of its own. ``settings``: SANDBOX_* without the prefix, in lower case.
 
     within: a command that becomes the one after it, like ``env`` or ``prlimit``.
     """
-    port, uid_base = _free_port(), next(_uid_bases)
+    with apart.port() as port:
+        yield from _running(root, port, apart.uid_base(), within, settings)
+
+
+def _running(
+    root: Path, port: int, uid_base: int, within: Sequence[str], settings: dict[str, str]
+) -> Iterator[Cellbox]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SANDBOX_")}
     values = {
         "data_root": str(root / "data"),

@@ -65,6 +65,7 @@ def test_what_leads_out_of_a_sandbox_is_refused(cellbox: Cellbox, scope: str) ->
         assert all(refused.values()), refused
 
 
+@pytest.mark.alone
 def test_there_is_no_network_but_loopback(cellbox: Cellbox, scope: str) -> None:
     """S9: connecting and resolving fail at once."""
     code = """

@@ -37,6 +37,7 @@ def remove(container: dict[str, Any]) -> None:
         client.close()
 
 
+@pytest.mark.alone
 def test_a_container_removed_behind_our_back_answers_and_the_next_call_works(cellbox: Cellbox, scope: str) -> None:
     cellbox.cell("x = 1", scope=scope, session="s")
     (container,) = containers(cellbox, scope)
@@ -78,6 +79,7 @@ def test_names_labels_and_arguments_tell_nothing_of_the_scope(cellbox: Cellbox, 
     assert re.fullmatch(r"/cellbox-[0-9a-f]{16}-[0-9a-f]{16}", container["Names"][0])
 
 
+@pytest.mark.alone
 def test_a_memory_bomb_and_a_fork_bomb_leave_the_neighbour_quick(cellbox: Cellbox, scope: str) -> None:
     """S4: a neighbour's run stays under 2 s meanwhile."""
     neighbour = f"{scope}n"
@@ -112,6 +114,7 @@ def test_a_service_that_does_not_come_back_is_not_waited_for(serve: Callable[...
     assert ended["Id"] not in [each["Id"] for each in containers(service, scope)]
 
 
+@pytest.mark.alone
 def test_parallel_starts_do_not_wait_for_each_other(cellbox: Cellbox, scope: str) -> None:
     def first(name: str) -> float:
         began = time.monotonic()

@@ -163,6 +163,7 @@ def test_a_run_that_kills_its_supervisor_is_ended_from_outside(cellbox: Cellbox,
     assert (after["state"], after["reason"], after["generation"]) == ("lost", "killed", 2)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("target", ["boot process", "sandboxd"])
 def test_a_killed_sandbox_answers_and_the_next_call_works(cellbox: Cellbox, scope: str, target: str) -> None:
     cellbox.cell("x = 1", scope=scope, session="s")
@@ -216,6 +217,7 @@ def test_out_of_memory_is_told_from_a_crash(cellbox: Cellbox, scope: str) -> Non
     assert cellbox.cell("1", scope=scope, session="s")["state"] == "new"
 
 
+@pytest.mark.alone
 def test_runs_of_a_session_go_side_by_side(cellbox: Cellbox, scope: str) -> None:
     cellbox.exec("1", scope=scope, session="s")
     began = time.monotonic()
@@ -248,6 +250,7 @@ TEN_MEGABYTES = [
 ]
 
 
+@pytest.mark.alone
 def test_ten_megabytes_arrive_in_each_mode(serve: Any, scope: str) -> None:
     """In less than 2 s. The best of a few attempts counts: others may have the machine for a moment."""
     service = serve(max_output_kb="12000")

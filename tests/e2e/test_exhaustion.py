@@ -142,6 +142,7 @@ datetime.datetime = Jumping
 DAYS = 86_400 * 10
 
 
+@pytest.mark.alone
 def test_the_clock_jumps_and_nothing_ends_sooner_or_later(tmp_path_factory: pytest.TempPathFactory, scope: str) -> None:
     folder = tmp_path_factory.mktemp("clock")
     offset = folder / "offset"

@@ -118,6 +118,7 @@ def test_a_sandbox_takes_few_descriptors_of_the_service_whatever_runs_in_it(cell
 # --- a flood is its own ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("seconds", [4, long(60)])
 def test_a_flood_costs_the_service_little_and_its_neighbours_nothing(
     cellbox: Cellbox, scope: str, seconds: int

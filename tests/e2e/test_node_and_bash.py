@@ -153,6 +153,7 @@ INTERRUPTED = {
 }  # fmt: skip
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_a_timeout_ends_it_in_time_and_the_state_stays(cellbox: Cellbox, scope: str, name: str) -> None:
     language, code = INTERRUPTED[name]
@@ -272,6 +273,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", HOSTILE)
 def test_whatever_a_cell_does_is_answered_in_time_and_the_next_one_works(
     cellbox: Cellbox, scope: str, name: str

@@ -34,6 +34,7 @@ def begin(service: Cellbox, scope: str, session: str) -> httpx.Response:
     return service.post(scope=scope, session=session, language="bash", code="echo 1")
 
 
+@pytest.mark.alone
 def test_processes_run_out_and_come_back(tmp_path: Path, group: Path, scope: str) -> None:
     within = ["bash", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "-"]
     with running(tmp_path, within=within) as service:

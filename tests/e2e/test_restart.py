@@ -334,6 +334,7 @@ def test_what_nobody_adopts_ends_by_itself(serve: Serve, scope: str) -> None:
     assert cellbox.cell("1", scope=scope)["state"] == "lost"
 
 
+@pytest.mark.alone
 def test_a_frozen_sandbox_is_not_waited_for(serve: Serve, scope: str) -> None:
     """Its neighbours are adopted at once; whoever asks for it gets a fresh one once that is known."""
     cellbox = serve()

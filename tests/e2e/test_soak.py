@@ -24,6 +24,7 @@ def descriptors(cellbox: Cellbox) -> int:
     return len(list(Path(f"/proc/{cellbox.process.pid}/fd").iterdir()))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("language", "code", "stateful"),
     [

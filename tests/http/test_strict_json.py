@@ -72,6 +72,7 @@ def test_text_full_of_marks_is_not_many_values():
     assert len(parse(body)["stdin"]) == 3 * MAX_VALUES
 
 
+@pytest.mark.alone
 def test_a_bomb_is_refused_before_it_grows():
     bomb = b'{"a":[' + b"[]," * 10_000_000 + b"1]}"
     begun = time.monotonic()

@@ -196,6 +196,7 @@ async def test_what_is_written_in_the_foreground_is_all_in_the_answer(bash):
         assert (await bash("printf a; sh -c 'printf b'; (printf c); printf d | cat")).stdout == "abcd"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("code", "size"),
     [

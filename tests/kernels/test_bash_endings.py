@@ -38,6 +38,7 @@ def bash(sandbox):
     return run
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", INTERRUPTED_AT_ONCE.values(), ids=INTERRUPTED_AT_ONCE)
 async def test_timeout_interrupts_and_keeps_the_state(bash, code):
     await bash("x=1; sleep 100 &")

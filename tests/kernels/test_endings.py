@@ -30,6 +30,7 @@ INTERRUPTED_AT_ONCE = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", INTERRUPTED_AT_ONCE)
 async def test_timeout_interrupts_and_keeps_the_state(sandbox, code):
     await sandbox.run("import asyncio\nx = 1")
@@ -99,6 +100,7 @@ STUBBORN = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", STUBBORN)
 async def test_a_stubborn_cell_costs_its_kernel_and_the_next_one_is_ready(sandbox, code):
     await sandbox.run("x = 1")
@@ -112,6 +114,7 @@ async def test_a_stubborn_cell_costs_its_kernel_and_the_next_one_is_ready(sandbo
     assert not sandbox.told(KernelGone)
 
 
+@pytest.mark.alone
 async def test_without_grace_the_answer_comes_at_the_timeout(sandbox):
     await sandbox.run("1")
     began = time.monotonic()
@@ -132,6 +135,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", DEATHS)
 async def test_death_is_told_within_a_second(sandbox, code):
     await sandbox.run("x = 1")

@@ -308,6 +308,7 @@ NODE_INTERRUPTED = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", NODE_INTERRUPTED)
 def test_node_is_interrupted_and_keeps_its_state(node, code):
     node.run("const x = 1")

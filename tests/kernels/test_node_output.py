@@ -198,6 +198,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", FLOODS)
 async def test_ten_megabytes_of_output_are_complete_at_once(sandbox, code):
     await sandbox.run("1", language="node")
@@ -232,6 +233,7 @@ INTERRUPTED = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", INTERRUPTED)
 async def test_a_timeout_keeps_the_state(sandbox, code):
     await sandbox.run("const kept = 1", language="node")

@@ -77,6 +77,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", ERRORS)
 async def test_every_error_is_told_once_and_the_kernel_goes_on(sandbox, code):
     name, value = ERRORS[code]

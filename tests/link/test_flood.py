@@ -75,6 +75,7 @@ async def _flood(message: FromSandbox, seconds: float) -> tuple[float, int]:
     return worst, most
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("message", FLOODS.values(), ids=FLOODS.keys())
 async def test_a_flood(message: FromSandbox) -> None:
     lag_s, grown = await _flood(message, 1.0)
@@ -82,6 +83,7 @@ async def test_a_flood(message: FromSandbox) -> None:
     assert lag_s < 0.2
 
 
+@pytest.mark.alone
 @pytest.mark.soak
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("message", FLOODS.values(), ids=FLOODS.keys())

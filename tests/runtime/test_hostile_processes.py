@@ -74,6 +74,7 @@ def test_a_daemon_does_not_survive_its_run(sandbox: Box) -> None:
     sandbox.wait_for_processes(_idle(sandbox))
 
 
+@pytest.mark.alone
 def test_a_daemon_that_holds_the_output_open_delays_nothing(sandbox: Box) -> None:
     began = time.monotonic()
     answer = sandbox.run("(setsid sh -c 'sleep 600; echo late' &) ; echo now", "bash")
@@ -81,6 +82,7 @@ def test_a_daemon_that_holds_the_output_open_delays_nothing(sandbox: Box) -> Non
     assert time.monotonic() - began < 1
 
 
+@pytest.mark.alone
 def test_a_fork_loop_with_setsid_and_ignored_signals_ends(sandbox: Box) -> None:
     code = """
 import os, signal
@@ -98,6 +100,7 @@ while True:
         sandbox.wait_for_processes(_idle(sandbox))
 
 
+@pytest.mark.alone
 def test_a_hopping_process_is_caught_or_the_sandbox_is_called_unsafe(sandbox: Box, hopper: Path) -> None:
     caught = 0
     for _ in range(5):
@@ -127,6 +130,7 @@ time.sleep(60)
     sandbox.wait_for_processes(_idle(sandbox), 5)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_that_ends_or_stops_its_supervisor_makes_the_sandbox_unsafe(sandbox: Box, number: int) -> None:
     code = f"import os, time\nprint('so far', flush=True)\nos.kill(os.getppid(), {int(number)})\ntime.sleep(60)"
@@ -234,6 +238,7 @@ def test_closed_descriptors_and_odd_limits_end_as_any_run(sandbox: Box, code: st
     assert sandbox.run("print(1)").outcome.stdout == "1\n"
 
 
+@pytest.mark.alone
 def test_a_flood_is_bounded_and_ended_in_time(sandbox: Box) -> None:
     began = time.monotonic()
     answer = sandbox.end(sandbox.begin("yes", "bash", timeout_s=1, limits=OutputLimits(text=1000, results=0, spill=0)))

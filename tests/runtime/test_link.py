@@ -114,6 +114,7 @@ def test_a_run_goes_on_through_ten_links_and_is_answered_once(sandbox: Box, lang
     assert told(sandbox) == []
 
 
+@pytest.mark.alone
 def test_the_clock_of_an_execution_goes_on_without_a_link(sandbox: Box) -> None:
     sandbox.run("x = 1", stateful=True)
     cell = sandbox.begin("while True: pass", stateful=True, timeout_s=0.3)

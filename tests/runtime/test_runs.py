@@ -232,6 +232,7 @@ def test_an_unknown_language_is_refused(sandbox: Box) -> None:
     assert answer.code == "unknown_language"
 
 
+@pytest.mark.alone
 def test_runs_go_side_by_side(sandbox: Box) -> None:
     began = time.monotonic()
     waiting = [sandbox.begin(f"import time; time.sleep(0.7); print({number})") for number in range(6)]
@@ -257,6 +258,7 @@ def test_a_run_cancelled_at_once_ends(sandbox: Box) -> None:
     assert sandbox.end(execution).outcome.status == "interrupted"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("language", "code"),
     [
@@ -291,6 +293,7 @@ def test_progress_is_told_of_what_takes_long(sandbox: Box) -> None:
     assert stdout.startswith(told)
 
 
+@pytest.mark.alone
 def test_ten_megabytes_arrive(sandbox: Box) -> None:
     limits = OutputLimits(text=20 * 2**20, results=0, spill=0)
     for language, code in {
@@ -305,6 +308,7 @@ def test_ten_megabytes_arrive(sandbox: Box) -> None:
         assert time.monotonic() - began < 2
 
 
+@pytest.mark.alone
 def test_a_flood_of_large_displays_holds_nobody_up(sandbox: Box) -> None:
     code = "import time\nd = {f'x/{n}': 'é' * 120_000 for n in range(19)}\nwhile True: display(d, raw=True); time.sleep(0.01)"
     flood = sandbox.begin(code, stateful=True, timeout_s=2.0, grace_s=2.0)

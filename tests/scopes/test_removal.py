@@ -73,6 +73,7 @@ def test_many_entries_and_names_that_are_no_text(trash: Path) -> None:
     assert _empty(trash)
 
 
+@pytest.mark.alone
 def test_a_writer_that_goes_on_does_not_keep_it_for_ever(trash: Path) -> None:
     (trash / "a").mkdir()
     directory = os.open(trash / "a", os.O_RDONLY | os.O_DIRECTORY)

@@ -50,6 +50,7 @@ def test_a_group_that_is_gone_has_ended(tmp_path: Path) -> None:
     assert ending.end_groups([str(tmp_path / "gone")], within_s=0)
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(BUBBLEWRAP.marks[0].args[0], reason="needs root and bubblewrap on this host")
 def test_a_group_is_emptied_and_removed(sleeper: subprocess.Popen[bytes]) -> None:
     found = cgroups.detect()

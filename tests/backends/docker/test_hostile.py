@@ -151,6 +151,7 @@ attempt("files", lambda: [open(f"/dev/shm/{number}", "w").close() for number in 
     }
 
 
+@pytest.mark.alone
 async def test_there_is_no_network_but_loopback(inside: Inside) -> None:
     said = await inside(
         TRY
@@ -206,6 +207,7 @@ said["found"] = [os.path.join(d, f) for d, _, files in os.walk("/opt") for f in 
     assert said["found"] == []
 
 
+@pytest.mark.alone
 async def test_a_scope_that_takes_all_it_can_leaves_the_other_its_own(house: House, inside: Inside) -> None:
     """S1: the kernel counts inotify instances, pipes and processes for each uid."""
     greedy = """

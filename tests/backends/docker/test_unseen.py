@@ -26,6 +26,7 @@ async def test_an_end_is_heard_from_the_engine(house: House) -> None:
     await sandbox.stop()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("behaviour", ["deaf", "daemons", "stopped"])
 async def test_a_stop_is_done_by_the_engine(house: House, behaviour: str) -> None:
     sandbox = await house.start(behaviour)
@@ -37,6 +38,7 @@ async def test_a_stop_is_done_by_the_engine(house: House, behaviour: str) -> Non
     assert sandbox.stats().processes == 0
 
 
+@pytest.mark.alone
 async def test_the_counters_are_asked_for_and_nobody_waits_for_them(house: House) -> None:
     sandbox = await house.start("daemons")
     began = time.monotonic()
