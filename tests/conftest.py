@@ -28,14 +28,13 @@ SETTLE_S = 2.0
 """What is going away by itself (a child being reaped, a cgroup being removed by another run) has this long."""
 
 
-@pytest.hookimpl
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """First set up means last torn down, so a test's own fixtures have ended when leftovers are counted."""
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(inspect.unwrap(item.obj)):
             item.fixturenames.insert(0, "no_task_left")
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        scheduling.name_what_runs_alone(items)
+    scheduling.tell_what_runs_alone(config, items)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,26 +5,49 @@ Tests that judge how long something took, or use the machine up, are marked so. 
 
 from __future__ import annotations
 
+import json
+import tempfile
+from pathlib import Path
+
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-_ALONE = "@alone"
-"""Ends the ids of such tests: nothing else of a test is known where they are shared out."""
+_ALONE = "alone"
 
 
-def name_what_runs_alone(items: list[pytest.Item]) -> None:
-    """Let the ids say it, in a process that runs tests for another."""
-    for item in items:
-        if item.get_closest_marker("alone") is not None:
-            item._nodeid += _ALONE
+def tell_what_runs_alone(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a process that runs tests for another, which is told no more of a test than its id: the first one tells the rest."""
+    given = getattr(config, "workerinput", None)
+    if given is not None and given["workerid"] == "gw0":
+        alone = [item.nodeid for item in items if item.get_closest_marker("alone") is not None]
+        _told(given).write_text(json.dumps(alone))
+
+
+def _told(given: dict[str, str]) -> Path:
+    return Path(tempfile.gettempdir(), f"cellbox-tests-{given['testrunuid']}")
 
 
 class Scheduling(LoadScopeScheduling):
     """Files by their number of tests, the largest first. The process that is left over in the end runs what runs alone."""
 
+    _alone: frozenset[str] = frozenset()
+
+    def schedule(self) -> None:
+        if self.collection is None and self.nodes:
+            told = _told(self.nodes[0].workerinput)
+            self._alone = frozenset(json.loads(told.read_text()))
+            told.unlink()
+        super().schedule()
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        crashed: str | None = super().remove_node(node)
+        for other in self.nodes:
+            self._reschedule(other)
+        return crashed
+
     def _split_scope(self, nodeid: str) -> str:
-        return _ALONE if nodeid.endswith(_ALONE) else nodeid.partition("::")[0]
+        return _ALONE if nodeid in self._alone else nodeid.partition("::")[0]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         if _ALONE in self.workqueue:
@@ -37,12 +60,6 @@ class Scheduling(LoadScopeScheduling):
             node.shutdown()  # after what it has
         else:
             super()._reschedule(node)
-
-    def remove_node(self, node: WorkerController) -> str | None:
-        crashed = super().remove_node(node)
-        for other in self.nodes:
-            self._reschedule(other)
-        return crashed
 
     def _only_alone_left(self) -> bool:
         return list(self.workqueue) == [_ALONE]
