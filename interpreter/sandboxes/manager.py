@@ -224,6 +224,7 @@ class Manager:
             self.stop(live, "killed")
         else:
             self._table.ready(live.row, self._clock())
+            self.changed.set()
             if not live.started.done():
                 live.started.set_result(None)
             log.info("spare given away", extra=fields(live))
