@@ -172,7 +172,7 @@ async def serve(
             weak = await service.start()
             if weak and settings.runtime_checks == "refuse":
                 raise StartError(f"Not started, since SANDBOX_RUNTIME_CHECKS is `refuse`: {'; '.join(weak)}.")
-            for warning in weak:
+            for warning in [*weak, *service.notices]:
                 say(f"warning: {warning}")
             choice.remember()
             keys = settings.keys or (made_key(settings.data_root),)

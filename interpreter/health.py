@@ -1,6 +1,6 @@
-"""Whether sandboxes can be served now, as the backend tells it.
+"""Whether sandboxes can be served now, as the backend and the disk of the data root tell it.
 
-Promises: the backend is asked every ``KEPT_S`` seconds at most, however many ask here: nobody needs a key for that.
+Promises: both are asked every ``KEPT_S`` seconds at most, however many ask here: nobody needs a key for that.
 """
 
 from __future__ import annotations
@@ -19,25 +19,43 @@ KEPT_S = 2.0
 
 
 class Health:
-    """What is known of ``backend``. clock: monotonic seconds."""
+    """What is known of ``backend`` and the disk. disk: tells, in a thread, what keeps it from taking what is to be noted.
+    clock: monotonic seconds.
+    """
 
-    def __init__(self, backend: Backend, *, clock: Callable[[], float]) -> None:
+    def __init__(self, backend: Backend, disk: Callable[[], str | None], *, clock: Callable[[], float]) -> None:
         self._backend = backend
+        self._disk = disk
         self._clock = clock
         self._asking = asyncio.Lock()
         self._until = 0.0
         self._trouble: str | None = None
+        self._short: str | None = None
 
     async def ask(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not."""
+        """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not.
+
+        With a disk that takes nothing what runs is served, and what needs no note: true, ``degraded`` and a message.
+        """
         async with self._asking:
             if self._clock() >= self._until:
+                self._short = await self._ask_disk()
                 self._trouble = await self._ask_backend()
                 self._until = self._clock() + KEPT_S
         about: dict[str, Any] = {"status": "ok", "runtime": self._backend.name}
-        if self._trouble is not None:
+        # Not where the disk is what the backend lacks: what runs goes on, and a restart would not make it better.
+        if self._trouble is not None and not (self._short and self._short in self._trouble):
             return False, {**about, "status": "unavailable", "message": self._trouble}
+        if self._short is not None:
+            return True, {**about, "status": "degraded", "message": f"{self._short[0].upper()}{self._short[1:]}."}
         return True, about
+
+    async def _ask_disk(self) -> str | None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await asyncio.to_thread(self._disk)
+        except TimeoutError:
+            return "the disk of the data root does not answer"
 
     async def _ask_backend(self) -> str | None:
         """Return what keeps sandboxes from being served, in a sentence."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from interpreter.backends.base import Backend, SandboxId
@@ -22,7 +23,6 @@ from interpreter.keys import Key
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager
 from interpreter.scopes.root import DataRoot
-from interpreter.statefile import RecordsError
 from interpreter.tasks import finish
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ async def recover(
     text_limit: int,
     clock: Callable[[], float],
 ) -> None:
-    """Do it. text_limit: of an execution's output, in bytes. Raises RecordsError, BackendError."""
+    """Do it. text_limit: of an execution's output, in bytes. Raises BackendError."""
     records = {Key(record.scope, record.session): record for record in data.records.sandboxes()}
     wanted = {
         SandboxId(record.id): record for record in records.values()
@@ -50,11 +50,9 @@ async def recover(
     await finish(asyncio.to_thread(data.drop_run_dirs, frozenset(running)), within_s=REMOVE_S)
     await finish(asyncio.to_thread(data.drop_spares), within_s=REMOVE_S)
     recorder.restore_kernels(frozenset(running))
-    try:
+    with suppress(StorageFailed):  # then the next service finds it, without a process
         for ident in {record.id for record in data.records.sandboxes()} - running.keys():
             data.records.sandbox_leaves(ident)
-    except StorageFailed as error:
-        raise RecordsError(str(error)) from error
     unfinished = recorder.unfinished()
     lives: dict[str, Live] = {}
     for ident, sandbox in running.items():

@@ -19,12 +19,14 @@ from typing import Any, TypeVar
 
 from sandboxd.protocol import OutputLimits
 
-from interpreter.backends.base import Backend, Limits, Stats
+from interpreter import shortage
+from interpreter.backends.base import Backend, BackendUnavailable, Limits, Stats
 from interpreter.errors import (
     ExecutionNotFound,
     KernelNotFound,
     ServiceError,
     ShuttingDown,
+    StorageFailed,
     TooManyExecutions,
     TooManySessions,
 )
@@ -145,7 +147,9 @@ class Interpreter:
         self._tasks = Tasks()
         self._draining = False
         self._sweeping = asyncio.Lock()
-        self._health = Health(backend, clock=clock)
+        self._health = Health(backend, self._data.trouble, clock=clock)
+        self.notices: list[str] = []
+        """What the start found and went on without, for the operator."""
 
     async def start(self) -> list[str]:
         """Lock the data root, check the backend, take over what an earlier service left or remove it, begin reaping; return
@@ -156,9 +160,9 @@ class Interpreter:
         """
         await finish(asyncio.to_thread(self._data.open), within_s=REMOVE_S)
         try:
-            warnings = await asyncio.to_thread(self._data.records.open, boot=boot_id(), now=self._clock())
+            self.notices = await asyncio.to_thread(self._data.records.open, boot=boot_id(), now=self._clock())
             await asyncio.to_thread(self._recorder.sweep)
-            warnings += await self._backend.check()
+            warnings = await self._checked()
             await recover(
                 self._backend,
                 self._data,
@@ -187,6 +191,18 @@ class Interpreter:
             making = spares.run(self._plan, self._table, self._manager, self._clock)
             self._tasks.start(making, name="spares")
         return warnings
+
+    async def _checked(self) -> list[str]:
+        """Return the backend's warnings. Raises BackendUnavailable, but not where the disk is what it lacks: what runs is taken
+        over all the same."""
+        try:
+            return await self._backend.check()
+        except BackendUnavailable as error:
+            short = await asyncio.to_thread(self._data.trouble)
+            if short is None or short not in str(error):
+                raise
+            self.notices.append(f"no new sandbox can be started: {short}")
+            return []
 
     async def drain(self) -> None:
         """Take no new work (``shutting_down``) and wait for what runs, at most ``drain_timeout_s``."""
@@ -387,16 +403,31 @@ class Interpreter:
                 return {"removed": len(lives), "purged": False}
             for key in keys:
                 self._kernels.forget(key)
-                self._store.forget(key.scope, key.session)
-                await self._recorder.forget(key.scope, key.session)
-            if scope is not None:
-                self._store.forget(scope)
-                await self._recorder.forget(scope)
-            await finish(asyncio.to_thread(self._move_away, keys, scope), within_s=REMOVE_S)
+            forgotten = await self._forget(keys, scope)
+            try:
+                await finish(asyncio.to_thread(self._move_away, keys, scope), within_s=REMOVE_S)
+            except OSError as error:
+                cause = shortage.told(error.errno) or "the log of the service has the reason"
+                log.error("a directory could not be purged", exc_info=error)
+                raise StorageFailed(f"The data could not be moved away: {cause}.") from error
         purged = await self._sweep()
+        if not forgotten:  # on a full disk, which may have room now
+            purged = await self._forget(keys, scope) and purged
         if not purged:
             log.warning("not all of a purged directory could be removed yet", extra={"scope": scope or keys[0].scope})
         return {"removed": len(lives), "purged": purged}
+
+    async def _forget(self, keys: list[Key], scope: str | None) -> bool:
+        """Forget the answers of what is purged; whether none is left, in records either."""
+        wanted = [(key.scope, key.session) for key in keys] if scope is None else [(scope, None)]
+        for name, session in wanted:
+            self._store.forget(name, session)
+        try:
+            for name, session in wanted:
+                await self._recorder.forget(name, session)
+        except StorageFailed:
+            return False
+        return True
 
     async def _sweep(self) -> bool:
         """Remove what was moved away; False if it is not all gone in time. One at a time: a purge of millions of files takes

@@ -88,18 +88,19 @@ class StateFile:
         warnings = []
         try:
             try:
-                self._begin()
+                self._begin(look=True)
             except _Damaged as error:
                 aside = self._set_aside()
                 log.error("the state file is damaged", extra={"error": str(error), "aside": aside})
                 warnings.append(
                     f"{self._file} was damaged and is now {aside}: what an earlier service ran is forgotten"
                 )
-                self._begin()
+                self._begin(look=False)
         except (sqlite3.Error, OSError, _Damaged) as error:
             self.close()
             raise RecordsError(f"{self._file} cannot be used: {error}.") from error
         if self.refused is not None:
+            log.error("the state file cannot be written", extra={"error": self.refused})
             warnings.append(
                 f"{self._file} cannot be written ({self.refused}): what needs to be noted is refused until there is room"
             )
@@ -111,7 +112,7 @@ class StateFile:
             self._database.close()
             self._database = None
             try:
-                self._begin()
+                self._begin(look=False)
             except (sqlite3.Error, OSError, _Damaged) as error:
                 log.error("the state file cannot be opened again", extra={"error": str(error)})
                 self._read_only(error)
@@ -160,20 +161,22 @@ class StateFile:
                 # moved by now, so that a write waits for little.
                 database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _begin(self) -> None:
-        """Open the file for reading and writing, or for reading where the disk takes nothing. Raises _Damaged."""
+    def _begin(self, *, look: bool) -> None:
+        """Open the file for reading and writing, or for reading where the disk takes nothing. look: at all of its pages. Raises
+        _Damaged.
+        """
         for path in self._paths():
             if path.exists() and not stat.S_ISREG(path.lstat().st_mode):
                 raise _Damaged("not a file")
         try:
-            self._open()
+            self._open(look=look)
             self._of_this_boot()
         except sqlite3.Error as error:
             if _kind(error) not in _DISK:
                 raise
             self._read_only(error)
 
-    def _open(self) -> None:
+    def _open(self, *, look: bool) -> None:
         self._database = database = sqlite3.connect(
             self._file, isolation_level=None, timeout=BUSY_S, check_same_thread=False
         )
@@ -188,7 +191,7 @@ class StateFile:
                 raise sqlite3.OperationalError("a newer service made it; start that one, or remove the file")
             if not version:
                 database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-            if database.execute("PRAGMA quick_check").fetchone() != ("ok",):
+            if look and database.execute("PRAGMA quick_check").fetchone() != ("ok",):
                 raise _Damaged("its pages do not fit together")
             _check_tables(database)
 
@@ -208,7 +211,6 @@ class StateFile:
         if self._database is not None:
             self._database.close()
         self.refused = str(error)
-        log.error("the state file cannot be written", extra={"error": self.refused})
         self._database = self._readable() or sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         if not self._database.execute("PRAGMA user_version").fetchone()[0]:
             self._database.executescript(_SCHEMA)

@@ -43,7 +43,6 @@ ARROWS: dict[str, set[str]] = {
         "interpreter.records",
         "interpreter.sandboxes",
         "interpreter.scopes",
-        "interpreter.statefile",
     }
     | LEAVES,
     "interpreter.client": {"interpreter.wire", "interpreter.languages"},

@@ -113,23 +113,33 @@ class Recorder:
                 self._records.forget(execution.scope, execution.id)
 
     async def forget(self, scope: str, session: str | None = None) -> None:
-        """Forget the answers of a purged session, or of all of a scope if ``session`` is None."""
+        """Forget the answers of a purged session, or of all of a scope if ``session`` is None. Raises StorageFailed."""
         await self._tasks.idle(within_s=CLOSE_S)
+        self._records.attach()
         self._flush()
-        with contextlib.suppress(StorageFailed):
-            await asyncio.to_thread(self._remove, self._records.purge(scope, session))
+        await asyncio.to_thread(self._remove, self._records.purge(scope, session))
 
     def find(self, execution_id: str, scope: str | None) -> Execution | None:
-        """Return a finished execution that is kept and not in memory any more. scope: None for ids of ours."""
+        """Return a finished execution that is kept and not in memory any more. scope: None for ids of ours.
+
+        Reads a file where the answer is long: after ``recall`` there is no need to.
+        """
         try:
-            record = self._records.finished(execution_id, scope)
-            if record is None or record.finished_at is None or record.finished_at < self._clock() - self._keep_s:
-                return None
-            text = record.answer if record.file is None else (self._folder / record.file).read_bytes()
-            return None if text is None else _restored(record, Answer.from_json(text))
+            record = self._found(execution_id, scope)
+            return None if record is None else self._read(record)
         except (StorageFailed, OSError, msgspec.MsgspecError) as error:
             log.error("a kept answer cannot be read", extra={"execution": execution_id, "error": str(error)[:200]})
             return None
+
+    async def recall(self, execution_id: str, scope: str | None) -> Execution | None:
+        """Return the same if its answer is long, read in a thread."""
+        try:
+            record = self._found(execution_id, scope)
+            if record is None or record.file is None:
+                return None
+            return await asyncio.to_thread(self._read, record)
+        except (StorageFailed, OSError, msgspec.MsgspecError):
+            return None  # ``find`` says why
 
     def unfinished(self) -> list[tuple[Execution, ExecutionRecord]]:
         """Return what an earlier service left waiting or running, in the order of its coming."""
@@ -148,7 +158,10 @@ class Recorder:
         every_s = min(30.0, max(self._keep_s / 4, 0.25))
         due = self._clock()
         while True:
-            await asyncio.to_thread(self._records.checkpoint)
+            if self._records.refused is None:
+                await asyncio.to_thread(self._records.checkpoint)
+            elif self._records.attach():
+                log.warning("the data root can be written again")
             if self._clock() >= due or self._added_bytes > MAX_BYTES // 4 or self._added > MAX_NUMBER // 4:
                 due = self._clock() + every_s
                 self._added = self._added_bytes = 0
@@ -161,8 +174,8 @@ class Recorder:
 
     def sweep(self) -> None:
         """Remove files that no record names. Blocks; to be called before anything is noted."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._remove(list(set(os.listdir(self._folder)) - self._records.files()))
+        if self._folder.is_dir():
+            self._remove(list(set(os.listdir(self._folder)) - self._records.files()))
 
     async def aclose(self) -> None:
         """Note all that is left to note. May be called twice."""
@@ -172,6 +185,16 @@ class Recorder:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _found(self, execution_id: str, scope: str | None) -> ExecutionRecord | None:
+        record = self._records.finished(execution_id, scope)
+        if record is None or record.finished_at is None or record.finished_at < self._clock() - self._keep_s:
+            return None
+        return dataclasses.replace(record, finished_at=min(record.finished_at, self._clock()))  # it may be of another boot
+
+    def _read(self, record: ExecutionRecord) -> Execution | None:
+        text = record.answer if record.file is None else (self._folder / record.file).read_bytes()
+        return None if text is None else _restored(record, Answer.from_json(text))
 
     async def _file(self, execution: Execution, answer: Answer, settle: Callable[[], None]) -> None:
         name, held = secrets.token_hex(16), answer.size()
@@ -256,6 +279,7 @@ class Recorder:
 
 def _write(file: Path, answer: Answer) -> int:
     text = answer.to_json()
+    file.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
             out.write(text)

@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from interpreter import shortage
 from interpreter.backends.base import SandboxId
 from interpreter.errors import SingleTenant
 from interpreter.keys import NAME, Key
@@ -35,6 +36,8 @@ from interpreter.scopes.renaming import rename_new
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HIGHEST_UID = 2**31 - 2
 SPARES = ".spares"
+_ROOM_BYTES = 1024 * 1024
+"""For which there must be room: an execution is noted in some 30 KB, a sandbox started in less."""
 _GOING_S = 1.0
 """A service that has just been killed has its lock until its memory is freed, tens of milliseconds."""
 
@@ -111,6 +114,22 @@ class DataRoot:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def trouble(self) -> str | None:
+        """Return what keeps the disk from taking what is to be noted, as a part of a sentence; None: it takes it."""
+        file = self.path / ".room"
+        try:
+            try:
+                handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                try:
+                    os.posix_fallocate(handle, 0, _ROOM_BYTES)
+                finally:
+                    os.close(handle)
+            finally:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            return shortage.told(error.errno) or f"the data root cannot be written: {error.strerror}"
+        return None if self.records.refused is None else "the data root could not be written a moment ago"
 
     def prepare(self, key: Key) -> Place:
         """Make the directories of ``key``, owned by its scope's uid, and return them. Raises SingleTenant, OSError."""
@@ -254,8 +273,9 @@ class DataRoot:
                 pid = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
                 raise DataRootLocked(f"Another service, pid {pid}, uses the data root {self.path}.")
             time.sleep(_GOING_S / 50)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: it only tells a second service who the first one is
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _claim(self, scope: str) -> None:
         if not self.single_tenant:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -326,8 +328,9 @@ async def test_a_sandbox_is_not_started_where_it_could_not_be_noted(first: House
     assert (await first.exec("a")).state == "new"
 
 
-async def test_a_state_file_that_cannot_be_opened_stops_the_start(make_house: MakeHouse, tmp_path: Path) -> None:
+async def test_the_state_file_of_a_newer_service_stops_the_start(make_house: MakeHouse, tmp_path: Path) -> None:
     (tmp_path / "data0").mkdir()
-    (tmp_path / "data0" / FILE).mkdir()
-    with pytest.raises(DataRootError, match=FILE):
+    with closing(sqlite3.connect(tmp_path / "data0" / FILE)) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(DataRootError, match="newer"):
         await make_house()
