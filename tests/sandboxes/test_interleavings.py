@@ -234,6 +234,103 @@ def test_the_table_of_sandboxes_in_every_order(limit: int) -> None:
     assert explore(lambda: Sandboxes(limit), invariants, depth=7) > (0, 300, 1000)[limit]
 
 
+# --- sandboxes that nobody has yet --------------------------------------------------------------------------------------
+
+NEW = Key("b", "s")
+
+
+class Spares(Sandboxes):
+    """The same table, with spares of the scope ``a`` and of none; NEW is a session of another scope."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.made_for: dict[int, Key] = {}
+        """What each spare was known by at first."""
+        self.given: dict[int, Key] = {}
+        self.fresh = False
+
+    def steps(self) -> list[Step]:
+        found = super().steps()
+        if len(self.rows) < 4:
+            found += [("spare", scope) for scope in ("a", None)]
+        if self.leases[NEW] < 1:
+            found.append(("enter", NEW))
+        else:
+            found.append(("leave", NEW))
+        found += [("claim", n, key) for n in self.made_for for key in (B, NEW)]
+        return [*found, ("make_room",)]
+
+    def state(self) -> Hashable:
+        return super().state(), self.leases[NEW], tuple(self.made_for.items())
+
+    def taken(self) -> set[Key]:
+        return {key for key in super().taken() if key.session != ""}
+
+    def _spare(self, scope: str | None) -> None:
+        spares = [n for n, row in enumerate(self.rows) if row.spare and n not in self.gone]
+        sandbox = SandboxId(f"{len(self.rows):016x}")
+        if len(self.taken()) + len(spares) >= self.table.limit:
+            with pytest.raises(ValueError, match="no room"):
+                self.table.begin_spare(scope, sandbox, self.now)
+            return
+        self.made_for[len(self.rows)] = Key(scope or "", "")
+        self.rows.append(self.table.begin_spare(scope, sandbox, self.now))
+
+    def _claim(self, n: int, key: Key) -> None:
+        row, scope = self.rows[n], self.made_for[n].scope
+        may = row.spare and row.phase == "ready" and scope in ("", key.scope)
+        if not may or not self.leases[key] or self.table.row(key) is not None:
+            with pytest.raises(ValueError, match="once, for somebody of its scope"):
+                self.table.claim(row, key, self.now)
+            return
+        unseen = not scope
+        assert self.table.fitting(key, unseen=unseen) is not None
+        self.table.claim(row, key, self.now)
+        assert row.phase == "starting", "it is not the session's before its directory is"
+        assert n not in self.given, "used once"
+        self.given[n] = key
+
+    def _make_room(self) -> None:
+        for row in self.table.surplus():
+            self._take(self.rows.index(row))
+
+
+def a_spare_is_nobodys_and_then_one_sessions(world: Spares) -> None:
+    for n, first in world.made_for.items():
+        assert world.rows[n].key == world.given.get(n, first)
+        assert first.scope in ("", world.rows[n].key.scope)
+    assert not any(row.spare for row in world.table.rows())
+    assert all(row.spare and row.phase in ("starting", "ready") for row in world.table.spares())
+
+
+def spares_give_way(world: Spares) -> None:
+    there = [n for n, row in enumerate(world.rows) if row.spare and n not in world.left]
+    assert [world.rows.index(row) for row in world.table.spares()] == there
+    stay = len(there) - len(world.table.surplus())
+    assert stay == max(0, min(len(there), world.table.limit - len(world.taken())))
+    leaving = sum(row.spare and n in world.left - world.gone for n, row in enumerate(world.rows))
+    assert world.table.room() == world.table.limit - len(world.taken()) - len(there) - leaving
+
+
+def a_spare_that_nobody_wants_is_due_in_time(world: Spares) -> None:
+    due = world.table.due(world.now + IDLE_S)
+    assert {row.id for row in due} >= {row.id for row in world.table.spares()}
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_spares_in_every_order(limit: int) -> None:
+    invariants = [
+        no_leased_key_is_due,
+        there_are_never_more_than_the_limit,
+        a_leased_key_can_begin,
+        the_table_holds_nothing_that_is_over,
+        a_spare_is_nobodys_and_then_one_sessions,
+        spares_give_way,
+        a_spare_that_nobody_wants_is_due_in_time,
+    ]
+    assert explore(lambda: Spares(limit), invariants, depth=5) > (0, 100, 300)[limit]
+
+
 # --- who waits for a kernel, and what is said of its lives -----------------------------------------------------------
 
 PY, OTHER = KernelKey("python", "default"), KernelKey("python", "other")
