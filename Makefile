@@ -37,7 +37,7 @@ run: install bubblewrap ## install what is missing and serve on http://127.0.0.1
 	@exec .venv/bin/cellbox serve
 
 .PHONY: test
-test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=... for pytest
+test: python bubblewrap ## lint, types and all tests but the long ones; ARGS=... for pytest, in one process
 	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(NODE) $(INSIDE) $(FOREIGN)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
