@@ -209,3 +209,18 @@ async def test_a_sandbox_outlives_the_service_for_the_idle_time_only(house: Hous
         await asyncio.wait_for(sandbox.wait(), 1)
     house.let_go()
     await asyncio.wait_for(sandbox.wait(), 10)
+
+
+@pytest.mark.parametrize("kind", [BUBBLEWRAP, DOCKER])
+async def test_directories_that_are_renamed_stay_those_of_the_sandbox(house: House) -> None:
+    """``Backend.spares``: a sandbox made ahead gets its session's name, and with it its scope's, while it runs."""
+    assert house.backend.spares
+    house.behaviour = "exits when told"
+    spec = house.spec()
+    sandbox = await house.backend.start(spec)
+    await until((spec.workspace / "ready").exists)
+    spec.workspace.rename(spec.workspace.with_name("session"))
+    scope = spec.workspace.parent.rename(house.root / "scope")
+    (scope / "session" / "told").touch()
+    assert (await asyncio.wait_for(sandbox.wait(), 10)).status == 5
+    await sandbox.stop()
