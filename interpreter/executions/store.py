@@ -40,7 +40,7 @@ class Store:
         self.expire(now)
         if request.execution_id is None:
             return None
-        first = self._all.get((request.scope, request.execution_id))
+        first = self._fresh(self._all.get((request.scope, request.execution_id)), now)
         if first is not None and first.digest != request.digest():
             raise ExecutionIdTaken("Another request of this scope has this execution_id.")
         return first
@@ -78,12 +78,16 @@ class Store:
     def get(self, execution_id: str, scope: str | None, now: float) -> Execution:
         """Return a kept execution. scope: needed for ids of callers. Raises ExecutionNotFound."""
         self.expire(now)
-        found = self._ours.get(execution_id) if scope is None else self._all.get((scope, execution_id))
+        found = self._named(execution_id, scope, now)
         if found is None:
             raise ExecutionNotFound(
                 "No such execution is kept." if scope else "No such execution is kept; ids of callers need ?scope=."
             )
         return found
+
+    def has(self, execution_id: str, scope: str | None, now: float) -> bool:
+        """Whether ``get`` would return one."""
+        return self._named(execution_id, scope, now) is not None
 
     def active(self, key: Key | None = None) -> list[Execution]:
         """Return those that have not finished, of one sandbox or all, oldest first."""
@@ -103,11 +107,23 @@ class Store:
         """Forget what is kept too long, and the oldest of what is too much."""
         while self._finished:
             name = next(iter(self._finished))
-            ended = self._all[name].finished_at
-            too_old = ended is not None and now - ended >= self.keep_s
+            too_old = self._too_old(self._all[name], now)
             if not (too_old or len(self._finished) > self.max_number or self._bytes > self.max_bytes):
                 return
             self._remove(name)
+
+    def _named(self, execution_id: str, scope: str | None, now: float) -> Execution | None:
+        return self._fresh(self._ours.get(execution_id) if scope is None else self._all.get((scope, execution_id)), now)
+
+    def _fresh(self, execution: Execution | None, now: float) -> Execution | None:
+        """Return it, or forget it if it is too old: one that was restored may be so before those that came earlier."""
+        if execution is not None and self._too_old(execution, now):
+            self._remove((execution.scope, execution.id))
+            return None
+        return execution
+
+    def _too_old(self, execution: Execution, now: float) -> bool:
+        return execution.finished_at is not None and now - execution.finished_at >= self.keep_s
 
     def _remove(self, name: tuple[str, str]) -> None:
         execution = self._all.pop(name, None)

@@ -16,7 +16,9 @@ class ExecHandler(ApiHandler):
         if wants_events(self.request.headers.get("Accept", "")):
             raise NotBuilt("Accept: text/event-stream is not built yet; ask for application/json.")
         service = self.api.service
-        execution = service.submit(exec_request(body, self.api.limits))
+        request = exec_request(body, self.api.limits)
+        await service.recall(request.execution_id, request.scope)
+        execution = service.submit(request)
         # A named one runs on, and what it was given counts as long as it is held: until this handler has its answer.
         self.when_client_leaves((lambda: None) if execution.named else (lambda: service.cancel(execution)))
         answer = await service.settle(execution)

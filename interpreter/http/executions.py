@@ -15,6 +15,7 @@ class ExecutionHandler(ApiHandler):
 
     async def on_get(self, execution_id: str, query: wire.ExecutionQuery, _body: wire.NoBody) -> None:
         """Say where it is, with its answer once it has finished; the error instead if it never ran."""
+        await self.api.service.recall(execution_id, query.scope)
         self.send(await _view(self.api.service.execution(execution_id, query.scope)))
 
     async def on_delete(self, execution_id: str, query: wire.ExecutionQuery, _body: wire.NoBody) -> None:

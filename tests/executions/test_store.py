@@ -142,3 +142,18 @@ async def test_events_are_bounded_and_the_last_is_finished() -> None:
     log.add("finished")
     assert len(log) == MAX_EVENTS + 1
     assert log.after(MAX_EVENTS - 1)[0]["type"] == "finished"
+
+
+async def test_one_that_was_restored_is_kept_for_its_time_and_no_longer() -> None:
+    """However late it was restored, and whatever came before it."""
+    store, other = Store(keep_s=10), Store(keep_s=10)
+    finish(store, store.add(request()), 8)
+    old = other.add(request(execution_id="old"))
+    finish(other, old, 0)
+    store.restore(old)
+    assert store.has("old", "u", 9.9)
+    assert not store.has("old", "u", 10)
+    with pytest.raises(ExecutionNotFound):
+        store.get("old", "u", 10)
+    assert store.known(request(execution_id="old"), 10) is None
+    assert len(store) == 1

@@ -48,6 +48,9 @@ class ScriptedService(Interpreter):
         if self.fail is not None:
             raise self.fail
 
+    async def recall(self, execution_id: str | None, scope: str | None) -> None:
+        """Everything is in memory here."""
+
     def submit(self, request: ExecRequest) -> Execution:
         self._called("submit", request)
         self.requests.append(request)
