@@ -53,6 +53,12 @@ class UnsupportedField(ServiceError):
     code = "unsupported_field"
 
 
+class NoInputRequested(ServiceError):
+    """The execution waits for no input."""
+
+    code = "no_input_requested"
+
+
 class NotBuilt(ServiceError):
     """The field or route belongs to the contract and is not there yet."""
 

@@ -17,6 +17,7 @@ NAME_RULE = "must be 1 to 64 letters (A-Z, a-z), digits, '_' or '-'"
 MAX_BODY_BYTES = 32 * 2**20
 MAX_ENV_BYTES = 64 * 2**10
 MAX_PATH_BYTES = 4096
+MAX_INPUT = 64 * 1024
 DEFAULT_QUEUE_TIMEOUT_S = 30.0
 MAX_QUEUE_TIMEOUT_S = 3600.0
 
@@ -95,8 +96,13 @@ class ExecBody(Request):
         examples=["run-1"],
     )
     files: dict[str, Any] | None = Field(default=None, description="Not built yet: refused unless empty.")
-    detach: bool | None = Field(default=None, description="Not built yet: refused unless false.")
-    allow_input: bool | None = Field(default=None, description="Not built yet: refused unless false.")
+    detach: bool | None = Field(
+        default=None, description="true: 202 at once with `execution_id`; the answer is fetched from /v1/executions."
+    )
+    allow_input: bool | None = Field(
+        default=None,
+        description="true: when the code reads input, an `input_request` event asks for it, and the run waits for the answer.",
+    )
 
     @field_validator("code")
     @classmethod
@@ -127,7 +133,13 @@ class ExecBody(Request):
     @property
     def not_built(self) -> list[str]:
         """The fields that ask for what is not there yet."""
-        return [name for name in ("files", "detach", "allow_input") if getattr(self, name)]
+        return [name for name in ("files",) if getattr(self, name)]
+
+
+class InputBody(Request):
+    """What an execution reads."""
+
+    text: str = Field(description="One line, without its line break.", max_length=MAX_INPUT, examples=["yes"])
 
 
 class NoBody(Request):
@@ -152,6 +164,18 @@ class ExecutionQuery(Request):
     """Where an execution is looked up."""
 
     scope: Name | None = Field(default=None, description="Required for ids that callers made.")
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,15}", value) else value
+
+
+class EventsQuery(ExecutionQuery):
+    """Which events of an execution."""
+
+    after: Annotated[int, BeforeValidator(_number), Field(ge=-1)] | None = Field(
+        default=None, description="The `seq` of the last event that the caller has; -1 or absent for none."
+    )
 
 
 class SessionQuery(Request):
@@ -261,6 +285,13 @@ class ExecutionView(AnswerModel):
 
     phase: Literal["queued", "running", "finished"] = Field(description="Where it is.")
     execution_id: str = Field(description="Its id.")
+
+
+class Accepted(AnswerModel):
+    """What was taken."""
+
+    execution_id: str = Field(description="The execution that it is about.")
+    phase: Literal["queued", "running", "finished"] = Field(description="Where that is.")
 
 
 class ErrorBody(AnswerModel):

@@ -45,7 +45,6 @@ ARROWS: dict[str, set[str]] = {
         "interpreter.scopes",
     }
     | LEAVES,
-    "interpreter.removal": {"interpreter.executions", "interpreter.sandboxes", "interpreter.scopes"} | LEAVES,
     "interpreter.client": {"interpreter.wire", "interpreter.languages"},
     "interpreter.backends": {"sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
     "interpreter.backends.base": set(),

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 
 _APPEARS_S = 30.0
-_NOT_BUILT = ("events", "stdout", "stderr")
+_STREAMS = ("events", "stdout", "stderr")
 
 Json = dict[str, Any]
 
@@ -106,12 +106,10 @@ def _refusals(caller: Caller) -> None:
     caller.call("GET", "/v1/nothing", status=404)
     caller.call("GET", "/v1/executions/{execution_id}", {"execution_id": "none"}, query=_of(caller), status=404)
     caller.call("PUT", "/v1/exec", status=405)
-    for part in _NOT_BUILT:
-        caller.call(
-            "GET", f"/v1/executions/{{execution_id}}/{part}", {"execution_id": "none"}, status=400, code="not_built"
-        )
+    for part in _STREAMS:
+        caller.call("GET", f"/v1/executions/{{execution_id}}/{part}", {"execution_id": "none"}, status=404)
     route = "/v1/executions/{execution_id}/input"
-    caller.call("POST", route, {"execution_id": "none"}, status=400, code="not_built")
+    caller.call("POST", route, {"execution_id": "none"}, body={"text": "x"}, status=404)
 
 
 def _stateless(language: str, code: str) -> Callable[[Caller], None]:

@@ -1,48 +1,167 @@
 """The events of one execution: numbered without gaps, readable from any point on, bounded.
 
+What is long lies in a file once it is more than ``MEMORY_BYTES``, so that many streams with slow readers cost the service little
+memory. Neighbouring pieces of text are one event until somebody has read it.
+
 Promises: ``finished`` is the last event and there is exactly one; a reader that asks again with the number of the last event
-it has seen loses nothing.
+it has seen loses nothing; at most ``limit`` bytes of each stream, as many of everything else, and ``MAX_EVENTS`` events.
 Leaves to http: how events travel.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-MAX_EVENTS = 10_000
+import msgspec
+from sandboxd.protocol import StreamName
+
+from interpreter.executions.spool import Spool
+
+MAX_EVENTS = 200_000
 """Of one execution. Past it only ``finished`` is added."""
+
+MAX_TEXT = 256 * 1024
+"""Bytes of one text event."""
+
+BATCH_BYTES = 2**20
+"""Of what a reader gets at once."""
+
+_json = msgspec.json.Encoder()
+_TYPES = (
+    "started",
+    "stdout",
+    "stderr",
+    "display",
+    "update_display",
+    "clear_output",
+    "result",
+    "error",
+    "input_request",
+    "kernel",
+    "finished",
+)
+_TEXTS = {"stdout": _TYPES.index("stdout"), "stderr": _TYPES.index("stderr")}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event. body: all of it, as a JSON object."""
+
+    seq: int
+    type: str
+    body: bytes
 
 
 class EventLog:
-    """The events of one execution, in order. Each is a dict with ``seq``, ``type`` and ``execution_id``."""
+    """The events of one execution, in order.
 
-    def __init__(self, execution_id: str) -> None:
-        self._execution_id = execution_id
-        self._events: list[dict[str, Any]] = []
+    folder: for what is long; None keeps it in memory. limit: in bytes, of each stream and of everything else.
+    """
+
+    def __init__(self, execution_id: str, *, folder: Path | None = None, limit: int = 2**26) -> None:
+        self._execution_id = _json.encode(execution_id)
+        self._spool = Spool(folder)
+        self._kinds = array("B")
+        self._ends = array("Q")  # of each event's payload in the spool
+        self._tail = bytearray()  # the payload of the last event, where that is text that nobody has read
+        self._left = {"stdout": limit, "stderr": limit}
+        self._left_rich = limit
+        self._rest: Callable[[], None] | None = None
         self._more = asyncio.Event()
         self.closed = False
-        """Whether ``finished`` is there."""
+        """Whether nothing comes any more: ``finished`` is there, or another service will say it."""
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._events)
+        self._complete()
+        return len(self._kinds)
 
-    def add(self, kind: str, **fields: Any) -> None:
-        """Append an event of type ``kind``. After ``finished`` nothing is added."""
-        if self.closed or (len(self._events) >= MAX_EVENTS and kind != "finished"):
-            return
-        self._events.append({"seq": len(self._events), "type": kind, "execution_id": self._execution_id, **fields})
+    def add(self, kind: str, **fields: Any) -> bool:
+        """Append an event of type ``kind``; False where there is no room. After ``finished`` nothing is added."""
+        payload = _json.encode(fields)
+        full = len(self._kinds) >= MAX_EVENTS or len(payload) > self._left_rich
+        if self.closed or (full and kind != "finished"):
+            return False
+        self._left_rich -= len(payload)
+        self._append(_TYPES.index(kind), payload)
         self.closed = kind == "finished"
-        self._more.set()
-        self._more = asyncio.Event()
+        self._wake()
+        return True
 
-    def after(self, seq: int = -1) -> list[dict[str, Any]]:
-        """Return the events numbered above ``seq``, in order; -1 asks for all."""
-        return self._events[max(seq + 1, 0) :]
+    def has_room(self, size: int) -> bool:
+        """Whether an event of about ``size`` bytes, which is no text, would be taken."""
+        return size <= self._left_rich and len(self._kinds) < MAX_EVENTS
 
-    async def wait(self, seq: int = -1, *, wait_s: float) -> list[dict[str, Any]]:
-        """Return the events numbered above ``seq``; an empty list when none came within ``wait_s``, or none will."""
+    def add_text(self, stream: StreamName, text: str) -> bool:
+        """Append output; False where it is over the limit: then nothing of that stream is added any more."""
+        data = text.encode()
+        if len(data) > self._left[stream]:
+            self._left[stream] = 0
+            return False
+        if self.closed or len(self._kinds) >= MAX_EVENTS:
+            return True
+        self._left[stream] -= len(data)
+        kind = _TEXTS[stream]
+        if self._tail and self._kinds[-1] == kind and len(self._tail) + len(data) <= MAX_TEXT:
+            self._tail += data
+            self._ends[-1] += len(data)
+        else:
+            self._append(kind, b"")
+            self._tail += data
+            self._ends[-1] += len(data)
+        self._wake()
+        return True
+
+    def finish(self, add: Callable[[], None]) -> None:
+        """No more comes but what ``add`` adds, ``finished`` last: it is called once somebody reads that far."""
+        self._rest = add
+        self._seal()
+        self._spool.rest()
+        self._wake()
+
+    def abandon(self) -> None:
+        """Nothing comes any more from here, though it has not finished."""
+        self.closed = True
+        self._wake()
+
+    def discard(self) -> None:
+        """Let go of what is kept; whoever reads is at the end. May be called twice."""
+        self._spool.close()
+        self._rest, self._tail = None, bytearray()
+        self._kinds, self._ends = array("B"), array("Q")
+        self.abandon()
+
+    @property
+    def stored(self) -> int:
+        """How many bytes of it lie in a file."""
+        return self._spool.stored
+
+    def after(self, seq: int = -1) -> list[Event]:
+        """Return events numbered above ``seq``, in order, about ``BATCH_BYTES`` of them; -1 asks from the first.
+
+        Whoever asks beyond the end of a log that is closed gets the last event: an earlier service may have counted further.
+        """
+        self._complete()
+        self._seal()
+        first = seq + 1
+        if self.closed and first >= len(self._kinds) and seq != len(self._kinds) - 1:
+            first = len(self._kinds) - 1
+        found = []
+        size = 0
+        for number in range(max(first, 0), len(self._kinds)):
+            found.append(self._event(number))
+            size += len(found[-1].body)
+            if size > BATCH_BYTES:
+                break
+        return found
+
+    async def wait(self, seq: int = -1, *, wait_s: float) -> list[Event]:
+        """Return events numbered above ``seq``; an empty list when none came within ``wait_s``, or none will."""
         more = self._more
         if not (events := self.after(seq)) and not self.closed:
             try:
@@ -52,3 +171,57 @@ class EventLog:
                 return []
             events = self.after(seq)
         return events
+
+    def text_size(self, stream: StreamName) -> int:
+        """Return how many bytes of ``stream`` there are."""
+        return sum(end - start for start, end in self._texts(stream))
+
+    def text(self, stream: StreamName, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes of ``stream`` from ``start`` up to ``stop``, in pieces of some 256 KiB at most."""
+        self._seal()
+        at = 0
+        for begin, end in self._texts(stream):
+            first, last = max(begin, begin + start - at), min(end, begin + stop - at)
+            if first < last:
+                yield self._spool.read(first, last - first)
+            at += end - begin
+            if at >= stop:
+                return
+
+    def _texts(self, stream: StreamName) -> Iterator[tuple[int, int]]:
+        self._complete()
+        kind, start = _TEXTS[stream], 0
+        for number, end in enumerate(self._ends):
+            if self._kinds[number] == kind:
+                yield start, end
+            start = end
+
+    def _append(self, kind: int, payload: bytes) -> None:
+        self._seal()
+        self._spool.append(payload)
+        self._kinds.append(kind)
+        self._ends.append((self._ends[-1] if self._ends else 0) + len(payload))
+
+    def _seal(self) -> None:
+        """Let nothing be added to the last event."""
+        if self._tail:
+            self._spool.append(self._tail)
+            self._tail = bytearray()
+
+    def _complete(self) -> None:
+        if self._rest is not None:
+            add, self._rest = self._rest, None
+            add()
+
+    def _event(self, number: int) -> Event:
+        start = self._ends[number - 1] if number else 0
+        payload = self._spool.read(start, self._ends[number] - start)
+        kind = _TYPES[self._kinds[number]]
+        payload = b'"text":%s}' % _json.encode(payload.decode()) if kind in _TEXTS else payload[1:]
+        comma = b"" if payload == b"}" else b","
+        head = b'{"seq":%d,"type":"%s","execution_id":%s' % (number, kind.encode(), self._execution_id)
+        return Event(number, kind, head + comma + payload)
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()

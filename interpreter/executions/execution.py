@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
+
+import msgspec
+from sandboxd.protocol import Asked, Cleared, Displayed, Output, Result, Streamed, StreamName
 
 from interpreter.errors import InternalError, ServiceError
 from interpreter.executions.events import EventLog
-from interpreter.executions.model import Answer, ExecRequest, Phase
+from interpreter.executions.model import Answer, ExecRequest, Phase, entries
 
 
 class Execution:
@@ -17,14 +21,25 @@ class Execution:
     where the request is not whole any more.
     """
 
-    def __init__(self, execution_id: str, request: ExecRequest, *, named: bool, digest: bytes | None = None) -> None:
+    def __init__(
+        self,
+        execution_id: str,
+        request: ExecRequest,
+        *,
+        named: bool,
+        digest: bytes | None = None,
+        events: EventLog | None = None,
+    ) -> None:
         self.id = execution_id
         self.request = request
         self.named = named
         self.phase: Phase = "queued"
         self.answer: Answer | None = None
         self.error: ServiceError | None = None
-        self.events = EventLog(execution_id)
+        self.events = events or EventLog(execution_id)
+        self.asks = False
+        """Whether it waits for input."""
+        self._shown = False  # whether what it displayed is among the events
         self.finished_at: float | None = None
         """Seconds on the service's monotonic clock."""
         self.noted = False
@@ -67,8 +82,25 @@ class Execution:
             stateful=request.stateful,
         )
 
-    def end(self, result: Answer | ServiceError, now: float) -> None:
-        """Say how it ended; later calls change nothing. now: seconds on the monotonic clock.
+    def hear(self, message: Streamed) -> bool:
+        """Take what its sandbox tells while it runs; False where that is more output than was asked for."""
+        match message:
+            case Output():
+                return self.events.add_text(message.stream, message.text)
+            case Displayed():
+                self._shown = True
+                if self.events.has_room(sum(_length(entry) for entry in message.entries)):
+                    self._show(message.kind, message.entries, message.execution_count)
+            case Cleared():
+                self.events.add("clear_output", wait=message.wait)
+            case Asked():
+                self.asks = True
+                self.events.add("input_request", prompt=message.prompt, password=message.password)
+        return True
+
+    def end(self, result: Answer | ServiceError, now: float, *, goes_on: bool = False) -> None:
+        """Say how it ended; later calls change nothing. now: seconds on the monotonic clock. goes_on: without this service, and
+        the next one will say how it finished.
 
         The last event of one that never ran has the error's ``code`` and ``message`` instead of an answer.
         """
@@ -78,7 +110,10 @@ class Execution:
         self.finished_at = now
         if isinstance(result, Answer):
             self.answer = result
-            self.events.add("finished", **result.summary())
+            self.events.finish(lambda: self._tell(result))
+        elif goes_on:
+            self.error = result
+            self.events.abandon()
         else:
             self.error = result
             self.events.add("finished", code=result.code, message=result.message)
@@ -89,6 +124,50 @@ class Execution:
         self._digest = self.digest
         self.request = replace(self.request, code="", stdin=None, env={})
 
+    def discard(self) -> None:
+        """Let go of its events: nobody can ask for them any more."""
+        self.events.discard()
+
     def size(self) -> int:
         """About how many bytes it holds on to once it has shed; measured, for the small ones."""
         return 4000 + (0 if self.answer is None else self.answer.size())
+
+    def _show(self, kind: str, results: list[Result], execution_count: int | None = None) -> None:
+        self._show_entries(kind, entries(results)[0], execution_count)
+
+    def _show_entries(self, kind: str, shown: list[dict[str, Any]], execution_count: int | None = None) -> None:
+        """Add one rich output as an event: the kinds that fit, and the names of those that do not."""
+        whole: dict[str, Any] = next((entry for entry in shown if entry["type"] != "omitted"), {})
+        fields: dict[str, Any] = {"data": whole.get("data", {}), "metadata": whole.get("metadata", {})}
+        if kind == "result":
+            fields["execution_count"] = execution_count
+        else:
+            fields["display_id"] = whole.get("display_id")
+        if omitted := [entry for entry in shown if entry["type"] == "omitted"]:
+            fields["omitted"] = [{"mime": entry["mime"], "bytes": entry["bytes"]} for entry in omitted]
+        self.events.add(kind, **fields)
+
+    def _tell(self, answer: Answer) -> None:
+        """Add the last events: what is not there yet, of an execution that nobody followed for example, and its end."""
+        texts: list[tuple[StreamName, str]] = [("stdout", answer.stdout), ("stderr", answer.stderr)]
+        for stream, text in texts:
+            if text and not self.events.text_size(stream):
+                for start in range(0, len(text), _PIECE):
+                    self.events.add_text(stream, text[start : start + _PIECE])
+        if not self._shown:
+            for result in answer.results:
+                entry: dict[str, Any] = msgspec.json.decode(result) if isinstance(result, msgspec.Raw) else result
+                self._show_entries(_KINDS[entry["type"]], [entry], answer.execution_count)
+        if answer.error is not None:
+            self.events.add("error", **msgspec.structs.asdict(answer.error))
+        self.events.add("finished", **answer.summary())
+
+
+_PIECE = 64 * 1024
+"""Characters of an answer's text in one event."""
+
+_KINDS = {"result": "result", "display": "display", "update": "update_display", "omitted": "display"}
+
+
+def _length(entry: Result) -> int:
+    return sum(map(len, (*entry.data.values(), *entry.json.values(), entry.metadata)))

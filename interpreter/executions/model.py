@@ -31,7 +31,8 @@ class ExecRequest:
     """One request to run code, checked and completed by HTTP.
 
     language: canonical name. timeout_s: of the run, already within its bounds. queue_timeout_s: in a busy kernel's queue.
-    execution_id: the caller's own, or None for one of ours.
+    execution_id: the caller's own, or None for one of ours. stream: its events are wanted as they come.
+    allow_input: the caller can answer when it asks for input.
     """
 
     scope: str
@@ -46,6 +47,8 @@ class ExecRequest:
     cwd: str | None = None
     stdin: str | None = None
     execution_id: str | None = None
+    stream: bool = False
+    allow_input: bool = False
 
     @property
     def key(self) -> Key:
@@ -157,7 +160,7 @@ def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life
 
     A death's own reason goes before the kernel's; JSON kinds that are no JSON, or too deep, are named as omitted.
     """
-    results, omitted = _results(outcome.results)
+    results, omitted = entries(outcome.results)
     error = outcome.error
     return Answer(
         stdout=outcome.stdout,
@@ -180,6 +183,33 @@ def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life
         egress_denied=[],
         timing=timing,
     )
+
+
+def entries(results: list[Result]) -> tuple[list[dict[str, Any]], bool]:
+    """Return rich outputs as an answer has them, and whether something of them had to be left out here."""
+    found: list[dict[str, Any]] = []
+    omitted = False
+    for result in results:
+        if result.type == "omitted":
+            found.append({"type": "omitted", "mime": result.mime, "bytes": result.size})
+            omitted = True
+            continue
+        data: dict[str, Any] = dict(result.data)
+        for mime, text in result.json.items():
+            embedded = checked(text)
+            if embedded is None:
+                found.append({"type": "omitted", "mime": mime, "bytes": len(text.encode())})
+                omitted = True
+            else:
+                data[mime] = embedded
+        metadata = checked(result.metadata)
+        if metadata is None or not bytes(metadata).lstrip().startswith(b"{"):
+            metadata = Raw(b"{}")
+        entry: dict[str, Any] = {"type": result.type, "data": data, "metadata": metadata}
+        if result.display_id is not None:
+            entry["display_id"] = result.display_id
+        found.append(entry)
+    return found, omitted
 
 
 def heavy(outcome: Outcome) -> bool:
@@ -209,29 +239,3 @@ def ended(
         stderr_bytes=len(stderr.encode()),
         reason=reason,
     )
-
-
-def _results(results: list[Result]) -> tuple[list[dict[str, Any]], bool]:
-    entries: list[dict[str, Any]] = []
-    omitted = False
-    for result in results:
-        if result.type == "omitted":
-            entries.append({"type": "omitted", "mime": result.mime, "bytes": result.size})
-            omitted = True
-            continue
-        data: dict[str, Any] = dict(result.data)
-        for mime, text in result.json.items():
-            embedded = checked(text)
-            if embedded is None:
-                entries.append({"type": "omitted", "mime": mime, "bytes": len(text.encode())})
-                omitted = True
-            else:
-                data[mime] = embedded
-        metadata = checked(result.metadata)
-        if metadata is None or not bytes(metadata).lstrip().startswith(b"{"):
-            metadata = Raw(b"{}")
-        entry: dict[str, Any] = {"type": result.type, "data": data, "metadata": metadata}
-        if result.display_id is not None:
-            entry["display_id"] = result.display_id
-        entries.append(entry)
-    return entries, omitted

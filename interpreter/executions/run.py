@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +61,8 @@ class Work:
         self.whole = whole
         self.settle: Callable[[], None] = _nothing
         """To be called when the answer is kept."""
+        self.input: Callable[[str], Awaitable[None]] = _nobody_reads
+        """To be called with what it reads."""
         self.how: How | None = None
         self.turn = False
         self.nudge = asyncio.Event()
@@ -102,7 +104,9 @@ class Run:
         try:
             # A sandboxd that the tenant has frozen takes no long frame, and the answer is due all the same.
             async with asyncio.timeout(request.timeout_s + self._config.grace_s + MARGIN_S):
-                pending = await connection.execute(_execute(self.link_id, request, self._config))
+                pending = await connection.execute(
+                    _execute(self.link_id, request, self._config), self._work.execution.hear
+                )
         except LinkNotSent:
             raise
         except LinkClosed:
@@ -222,6 +226,10 @@ def _nothing() -> None:
     pass
 
 
+async def _nobody_reads(_text: str) -> None:
+    pass
+
+
 def _execute(link_id: str, request: ExecRequest, config: RunConfig) -> Execute:
     return Execute(
         id=link_id,
@@ -235,6 +243,8 @@ def _execute(link_id: str, request: ExecRequest, config: RunConfig) -> Execute:
         env=dict(request.env),
         cwd=request.cwd,
         stdin=request.stdin,
+        stream=request.stream,
+        allow_input=request.allow_input,
     )
 
 

@@ -10,6 +10,7 @@ Leaves to sandboxd: the timeout itself, as long as it does its part.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from interpreter.errors import (
     CwdNotFound,
     InternalError,
     KernelStartFailed,
+    NoInputRequested,
     QueueTimeout,
     RunStartFailed,
     SandboxStartFailed,
@@ -38,7 +40,7 @@ from interpreter.executions.run import How, Run, RunConfig, Sent, Work, millisec
 from interpreter.executions.store import Store
 from interpreter.keys import KernelKey, Key
 from interpreter.link.connection import Pending
-from interpreter.link.errors import LinkNotSent
+from interpreter.link.errors import LinkClosed, LinkNotSent
 from interpreter.sandboxes.kernels import Kernels, Told
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager
@@ -126,6 +128,15 @@ class Runner:
                 self._kernels.leave(execution.request.key, kernel, _ticket(execution))
             work.nudge.set()
 
+    async def input(self, execution: Execution, text: str) -> None:
+        """Give it what it reads. Raises NoInputRequested."""
+        work = self._works.get(_ticket(execution))
+        if work is None or not execution.asks:
+            raise NoInputRequested("The execution waits for no input.")
+        execution.asks = False
+        with contextlib.suppress(LinkClosed):  # how it ended is told as any other end
+            await work.input(text)
+
     def running(self, key: Key, kernel: KernelKey) -> Execution | None:
         """Return the execution whose turn it is at a kernel."""
         known = self._kernels.get(key, kernel)
@@ -197,9 +208,10 @@ class Runner:
         self._turns.pop(_ticket(execution), None)
         self._table.leave(execution.request.key, self._clock())
         del self._works[_ticket(execution)]
-        if self._released and not isinstance(result, Answer):
+        goes_on = self._released and not isinstance(result, Answer)
+        if goes_on:
             result = _goes_on(execution)
-        execution.end(result, self._clock())
+        execution.end(result, self._clock(), goes_on=goes_on)
         self._store.finished(execution, self._clock())
         if isinstance(result, Answer):
             self._recorder.ended(execution, result, settle=work.settle)
@@ -290,6 +302,7 @@ class Runner:
             work, live, self._config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock, resumed=resumed
         )
         link_id = run.link_id
+        work.input = lambda text: live.connection.input(link_id, text)
         work.settle = lambda: live.connection.settle([link_id])  # nothing of ``run``: a cycle would keep the answer
         return run
 

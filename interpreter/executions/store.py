@@ -9,27 +9,36 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from interpreter.errors import ExecutionIdTaken, ExecutionNotFound
+from interpreter.executions.events import EventLog
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import ExecRequest
 from interpreter.keys import Key
 
 MAX_NUMBER = 10_000
 MAX_BYTES = 256 * 1024 * 1024
+MAX_STORED = 2 * 1024 * 1024 * 1024
+"""Bytes of output in files, of what has finished."""
 
 
 @dataclass(slots=True)
 class Store:
-    """keep_s: how long a finished execution is kept, if number and bytes allow."""
+    """keep_s: how long a finished execution is kept, if number and bytes allow. folder: for output that is long; None keeps it in
+    memory. spill: bytes of each stream that are kept of an execution."""
 
     keep_s: float
+    folder: Path | None = None
+    spill: int = 2**26
     max_number: int = MAX_NUMBER
     max_bytes: int = MAX_BYTES
+    max_stored: int = MAX_STORED
     _all: dict[tuple[str, str], Execution] = field(default_factory=dict)
     _ours: dict[str, Execution] = field(default_factory=dict)
-    _finished: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
+    _finished: OrderedDict[tuple[str, str], tuple[int, int]] = field(default_factory=OrderedDict)
     _bytes: int = 0
+    _stored: int = 0
 
     def __len__(self) -> int:
         """How many are known."""
@@ -48,7 +57,9 @@ class Store:
     def add(self, request: ExecRequest) -> Execution:
         """Return a new execution of ``request``, whose id must not be known."""
         named = request.execution_id is not None
-        execution = Execution(request.execution_id or secrets.token_hex(16), request, named=named)
+        name = request.execution_id or secrets.token_hex(16)
+        events = EventLog(name, folder=self.folder, limit=self.spill)
+        execution = Execution(name, request, named=named, events=events)
         self._all[request.scope, execution.id] = execution
         if not named:
             self._ours[execution.id] = execution
@@ -71,8 +82,9 @@ class Store:
         name = (execution.scope, execution.id)
         if self._all.get(name) is execution and name not in self._finished:
             execution.shed()
-            self._finished[name] = size = execution.size()
+            self._finished[name] = size, stored = execution.size(), execution.events.stored
             self._bytes += size
+            self._stored += stored
         self.expire(now)
 
     def get(self, execution_id: str, scope: str | None, now: float) -> Execution:
@@ -108,7 +120,8 @@ class Store:
         while self._finished:
             name = next(iter(self._finished))
             too_old = self._too_old(self._all[name], now)
-            if not (too_old or len(self._finished) > self.max_number or self._bytes > self.max_bytes):
+            too_much = self._bytes > self.max_bytes or self._stored > self.max_stored
+            if not (too_old or len(self._finished) > self.max_number or too_much):
                 return
             self._remove(name)
 
@@ -129,4 +142,8 @@ class Store:
         execution = self._all.pop(name, None)
         if execution is not None and not execution.named:
             self._ours.pop(execution.id, None)
-        self._bytes -= self._finished.pop(name, 0)
+        size, stored = self._finished.pop(name, (0, 0))
+        self._bytes -= size
+        self._stored -= stored
+        if execution is not None:
+            execution.discard()

@@ -42,6 +42,12 @@ class TooManyBodies(ServiceError):
     retryable = True
 
 
+class RangeNotSatisfiable(ServiceError):
+    """The range begins behind the end of what there is."""
+
+    code = "range_not_satisfiable"
+
+
 STATUS: dict[type[ServiceError], int] = {
     errors.InvalidRequest: 400,
     errors.UnknownField: 400,
@@ -59,9 +65,11 @@ STATUS: dict[type[ServiceError], int] = {
     RequestTimeout: 408,
     errors.SessionBusy: 409,
     errors.ExecutionIdTaken: 409,
+    errors.NoInputRequested: 409,
     errors.BodyTooLarge: 413,
     errors.CodeTooLarge: 413,
     UnsupportedEncoding: 415,
+    RangeNotSatisfiable: 416,
     errors.QueueFull: 429,
     errors.QueueTimeout: 429,
     errors.TooManySessions: 429,

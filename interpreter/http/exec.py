@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from interpreter import languages, wire
 from interpreter.errors import CodeTooLarge, NotBuilt, UnknownLanguage, UnsupportedField
 from interpreter.executions.model import ExecRequest
 from interpreter.http.base import ApiHandler, ExecLimits
+from interpreter.http.events import last_event_id, send_events
 
 
 class ExecHandler(ApiHandler):
     """Runs code."""
 
     async def on_post(self, _query: wire.NoQuery, body: wire.ExecBody) -> None:
-        """Run it and answer with how it ended. A client that leaves cancels it, unless it named its execution."""
-        if wants_events(self.request.headers.get("Accept", "")):
-            raise NotBuilt("Accept: text/event-stream is not built yet; ask for application/json.")
-        service = self.api.service
+        """Run it and answer with how it ended, or with its events, or at once if it is to be detached.
+
+        A client that leaves cancels it, unless it named its execution or follows its events.
+        """
+        stream = wants_events(self.request.headers.get("Accept", ""))
+        after = last_event_id(self) if stream else -1
         request = exec_request(body, self.api.limits)
-        await service.recall(request.execution_id, request.scope)
+        service = self.api.service
+        if body.detach or stream:
+            execution = service.submit(replace(request, stream=True))
+            if body.detach:
+                self.send({"execution_id": execution.id, "phase": execution.phase}, 202)
+            else:
+                await send_events(self, execution, after=after)
+            return
         execution = service.submit(request)
         # A named one runs on, and what it was given counts as long as it is held: until this handler has its answer.
         self.when_client_leaves((lambda: None) if execution.named else (lambda: service.cancel(execution)))
@@ -36,6 +48,8 @@ def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
     if body.not_built:
         raise NotBuilt(f"The field '{body.not_built[0]}' is not built yet; leave it out.")
     stateful = bool(body.stateful)
+    if body.allow_input and not stateful:
+        raise UnsupportedField("allow_input needs a stateful execution; stdin can be given to any.")
     language = languages.canonical(body.language)
     if language is None or (language not in languages.LANGUAGES and not stateful):
         raise UnknownLanguage(f"There is no language of this name; there are {languages.listed(languages.LANGUAGES)}.")
@@ -63,4 +77,5 @@ def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
         cwd=body.cwd,
         stdin=stdin,
         execution_id=body.execution_id,
+        allow_input=bool(body.allow_input),
     )

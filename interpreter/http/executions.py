@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from interpreter import wire
-from interpreter.errors import NotBuilt
 from interpreter.executions.execution import Execution
 from interpreter.http.base import ApiHandler
 
@@ -28,14 +27,14 @@ class ExecutionHandler(ApiHandler):
             self.send({"phase": execution.phase, "execution_id": execution.id})
 
 
-class NotBuiltHandler(ApiHandler):
-    """Routes of the contract that are not there yet."""
+class InputHandler(ApiHandler):
+    """What an execution reads."""
 
-    async def on_get(self, *_parts: object) -> None:
-        """Say so."""
-        raise NotBuilt("This route is not built yet.")
-
-    on_post = on_get
+    async def on_post(self, execution_id: str, query: wire.ExecutionQuery, body: wire.InputBody) -> None:
+        """Answer its ``input_request``."""
+        execution = self.api.service.execution(execution_id, query.scope)
+        await self.api.service.input(execution, body.text)
+        self.send({"execution_id": execution.id, "phase": execution.phase})
 
 
 async def _view(execution: Execution) -> bytes:

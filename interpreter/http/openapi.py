@@ -147,6 +147,8 @@ def _query_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
 
 
 def _success(operation: Operation) -> dict[str, Any]:
+    if operation.media is not None:
+        return {"description": operation.summary, "content": {operation.media: {"schema": {"type": "string"}}}}
     if operation.answer is None:
         return {"description": operation.summary}
     schema = {"$ref": _REF.format(model=operation.answer.__name__)}

@@ -8,14 +8,14 @@ from __future__ import annotations
 from tornado.web import Application
 
 from interpreter import errors, wire
+from interpreter.http import events, executions, health, kernels, openapi, outputs, scopes
 from interpreter.http import exec as exec_
-from interpreter.http import executions, health, kernels, openapi, scopes
 from interpreter.http.base import Api, ApiHandler, Operation, Route, log_request
+from interpreter.http.errors import RangeNotSatisfiable
 
 _STARTING = (errors.RuntimeUnavailable, errors.SandboxStartFailed, errors.SingleTenant, errors.TooManySessions)
 _KERNEL = {"scope": "u1", "language": "python", "session": "chatA"}
-_NOT_BUILT = {"POST": Operation("Not built yet.", errors=(errors.NotBuilt,))}
-_NOT_BUILT_GET = {"GET": Operation("Not built yet.", errors=(errors.NotBuilt,))}
+_ONE = {"execution_id": "run-1", "scope": "u1"}
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -23,7 +23,8 @@ ROUTES: tuple[Route, ...] = (
         exec_.ExecHandler,
         {
             "POST": Operation(
-                "Run code; answers when it has ended. Leaving before cancels it, unless execution_id is given.",
+                "Run code; answers when it has ended, or with its events where Accept is text/event-stream. Leaving before "
+                "cancels it, unless execution_id is given or events are sent.",
                 answer=wire.ExecAnswer,
                 body=wire.ExecBody,
                 errors=(
@@ -83,10 +84,63 @@ ROUTES: tuple[Route, ...] = (
             ),
         },
     ),
-    Route("/v1/executions/{execution_id}/events", executions.NotBuiltHandler, _NOT_BUILT_GET),
-    Route("/v1/executions/{execution_id}/stdout", executions.NotBuiltHandler, _NOT_BUILT_GET),
-    Route("/v1/executions/{execution_id}/stderr", executions.NotBuiltHandler, _NOT_BUILT_GET),
-    Route("/v1/executions/{execution_id}/input", executions.NotBuiltHandler, _NOT_BUILT),
+    Route(
+        "/v1/executions/{execution_id}/events",
+        events.EventsHandler,
+        {
+            "GET": Operation(
+                "Follow an execution: its events as server-sent events, from `after` or Last-Event-ID on, to the end.",
+                media="text/event-stream",
+                query=wire.EventsQuery,
+                errors=(errors.ExecutionNotFound,),
+                example=_ONE,
+                while_draining=True,
+            )
+        },
+    ),
+    Route(
+        "/v1/executions/{execution_id}/stdout",
+        outputs.StdoutHandler,
+        {
+            "GET": Operation(
+                "All that an execution wrote to stdout until now, up to SANDBOX_MAX_SPILL_MB; ranges are honoured.",
+                media="text/plain",
+                query=wire.ExecutionQuery,
+                errors=(errors.ExecutionNotFound, RangeNotSatisfiable),
+                example=_ONE,
+                while_draining=True,
+            )
+        },
+    ),
+    Route(
+        "/v1/executions/{execution_id}/stderr",
+        outputs.StderrHandler,
+        {
+            "GET": Operation(
+                "The same of stderr.",
+                media="text/plain",
+                query=wire.ExecutionQuery,
+                errors=(errors.ExecutionNotFound, RangeNotSatisfiable),
+                example=_ONE,
+                while_draining=True,
+            )
+        },
+    ),
+    Route(
+        "/v1/executions/{execution_id}/input",
+        executions.InputHandler,
+        {
+            "POST": Operation(
+                "Answer the `input_request` of an execution.",
+                answer=wire.Accepted,
+                query=wire.ExecutionQuery,
+                body=wire.InputBody,
+                errors=(errors.ExecutionNotFound, errors.NoInputRequested),
+                example=_ONE | {"text": "yes"},
+                while_draining=True,
+            )
+        },
+    ),
     Route(
         "/v1/kernels/{scope}",
         kernels.KernelsHandler,

@@ -22,13 +22,18 @@ from dataclasses import dataclass
 from sandboxd.protocol import (
     MAX_KNOWN,
     VERSION,
+    Asked,
     Cancel,
+    Cleared,
+    Displayed,
     Execute,
     Finished,
     FromSandbox,
     Hello,
+    Input,
     KernelGone,
     KernelStopped,
+    Output,
     Preparing,
     Progress,
     ProtocolError,
@@ -37,6 +42,7 @@ from sandboxd.protocol import (
     Started,
     StillWriting,
     StopKernel,
+    Streamed,
     StreamName,
     ToSandbox,
     decode_from_sandbox,
@@ -53,6 +59,7 @@ log = logging.getLogger(__name__)
 MAX_DROPPED = 1000
 """Messages for nobody after which the peer is taken for a hostile one. An honest one sends a few, when ends cross."""
 
+_STREAMED = (Output, Displayed, Cleared, Asked)
 
 _MAX_UNSENT = 2**20
 """Bytes that wait here for the peer to read, past which it is told later of answers that are settled."""
@@ -60,12 +67,16 @@ _MAX_UNSENT = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """frame: bytes of one frame from the sandbox. write_s: for a frame to be taken. per_s, burst: see Budget."""
+    """frame: bytes of one frame from the sandbox. write_s: for a frame to be taken. per_s, burst: see Budget.
+
+    streams_per_s: the same for what is streamed: some thousand pieces a second, or some 60 MiB.
+    """
 
     frame: int
     write_s: float = 10.0
     per_s: float = 400.0
     burst: float = 2000.0
+    streams_per_s: float = 4000.0
 
     @classmethod
     def of(cls, *, output_bytes: int, result_bytes: int) -> LinkLimits:
@@ -76,10 +87,12 @@ class LinkLimits:
 class Pending:
     """An execution on the link. ``end`` gives how it ended; the rest is what the sandbox has told so far.
 
-    starting: it waits for a kernel. changed: set whenever ``starting`` may have changed or the end has come.
+    hear: takes what is streamed; False where that is more than was asked for. starting: it waits for a kernel. changed: set
+    whenever ``starting`` may have changed or the end has come.
     """
 
-    def __init__(self, text_limit: int) -> None:
+    def __init__(self, text_limit: int, hear: Callable[[Streamed], bool] = lambda _message: False) -> None:
+        self.hear = hear
         self.end: asyncio.Future[Finished | Refused] = asyncio.get_running_loop().create_future()
         self.starting = False
         self.prepared = False
@@ -121,6 +134,7 @@ class Connection:
         self._on_writing = on_writing
         self._clock = clock
         self._budget = Budget(per_s=limits.per_s, burst=limits.burst, now=clock())
+        self._streams = Budget(per_s=limits.streams_per_s, burst=limits.burst, now=clock())
         self._sending = asyncio.Lock()
         self._executions: dict[str, Pending] = {}
         self._stops: dict[str, asyncio.Future[KernelStopped]] = {}
@@ -183,11 +197,14 @@ class Connection:
         finally:
             self.close()
 
-    async def execute(self, message: Execute) -> Pending:
-        """Send ``message`` and return what becomes of it. Raises as ``send``. ``forget`` it when nobody waits any more."""
+    async def execute(self, message: Execute, hear: Callable[[Streamed], bool] = lambda _message: False) -> Pending:
+        """Send ``message`` and return what becomes of it. Raises as ``send``. ``forget`` it when nobody waits any more.
+
+        hear: as of ``Pending``; called in the loop, must not raise.
+        """
         if message.id in self._executions:
             raise ValueError("this execution is already on the link")
-        pending = Pending(message.limits.text)
+        pending = Pending(message.limits.text, hear)
         self._executions[message.id] = pending
         try:
             await self.send(message)
@@ -217,6 +234,10 @@ class Connection:
     async def cancel(self, execution_id: str) -> None:
         """Ask that an execution end. Raises LinkClosed."""
         await self.send(Cancel(id=execution_id))
+
+    async def input(self, execution_id: str, text: str) -> None:
+        """Give an execution what it reads. Raises LinkClosed."""
+        await self.send(Input(id=execution_id, text=text))
 
     async def stop_kernel(self, language: str, context: str, *, restart: bool, within_s: float) -> KernelStopped:
         """End a kernel, and start it anew if ``restart``; return what came of it. Raises LinkTimeout, LinkClosed."""
@@ -292,7 +313,18 @@ class Connection:
         body = await read_frame(self._reader, limit=self._limits.frame)
         if body is None:
             return None
-        return 0.0 if self._take(decode_from_sandbox(body)) else self._budget.charge(len(body), self._clock())
+        message = decode_from_sandbox(body)
+        if isinstance(message, _STREAMED):
+            return self._hear(message, len(body))
+        return 0.0 if self._take(message) else self._budget.charge(len(body), self._clock())
+
+    def _hear(self, message: Streamed, size: int) -> float:
+        """Deliver what is streamed; return the seconds to pause after it."""
+        pending = self._executions.get(message.id)
+        if pending is not None and pending.hear(message):
+            return self._streams.charge(size, self._clock())
+        self._drop()
+        return self._budget.charge(size, self._clock())
 
     def _take(self, message: FromSandbox) -> bool:
         """Deliver one message; False where it counts against the budget of what nobody asked for."""

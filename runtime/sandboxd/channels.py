@@ -76,7 +76,7 @@ class Received(Struct, frozen=True):
 _header = msgspec.json.Decoder(Header)
 _parent: msgspec.json.Decoder[Parent | None] = msgspec.json.Decoder(Parent | None)
 
-SHELL, IOPUB, CONTROL = 1, 2, 4
+SHELL, IOPUB, STDIN, CONTROL = 1, 2, 3, 4
 """Channels, by the numbers that stand for their ports with ipc."""
 
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
@@ -119,8 +119,9 @@ class Connection(Struct, frozen=True):
 class Channels:
     """The channels to one kernel, from before it listens until ``close``.
 
-    on_shell, on_iopub: called in the loop with each message. ours: the kernel greets subscribers and never drops a message.
-    control: whether that channel will be needed. Raises zmq.ZMQError, with nothing left open, where there are no descriptors.
+    on_shell, on_iopub, on_stdin: called in the loop with each message; without the last one nobody is asked for input. ours: the
+    kernel greets subscribers and never drops a message. control: whether that channel will be needed. Raises zmq.ZMQError, with
+    nothing left open, where there are no descriptors.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Channels:
         connection: Connection,
         on_shell: Callable[[Received], None],
         on_iopub: Callable[[Received], None],
+        on_stdin: Callable[[Received], None] | None = None,
         *,
         ours: bool,
         control: bool = False,
@@ -140,9 +142,11 @@ class Channels:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._answered: asyncio.Future[None] = self._loop.create_future()
         self._information = ""
-        self._on = {SHELL: on_shell, IOPUB: on_iopub, CONTROL: _ignore}
+        self._on = {SHELL: on_shell, IOPUB: on_iopub, STDIN: on_stdin or _ignore, CONTROL: _ignore}
+        self._identity = secrets.token_bytes(16)  # a kernel asks for input whoever sent the request
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
-        channels = [(SHELL, zmq.DEALER), (IOPUB, zmq.SUB), *([(CONTROL, zmq.DEALER)] if control else [])]
+        channels = [(SHELL, zmq.DEALER), (IOPUB, zmq.SUB)]
+        channels += [(channel, zmq.DEALER) for channel, wanted in ((STDIN, on_stdin), (CONTROL, control)) if wanted]
         try:
             for channel, kind in channels:
                 self._connect(context, connection, channel, kind)
@@ -157,6 +161,8 @@ class Channels:
         socket.linger = 0
         socket.rcvhwm = socket.sndhwm = 0
         socket.reconnect_ivl = _RECONNECT_TCP_MS if connection.ports else _RECONNECT_MS
+        if channel in (SHELL, STDIN):
+            socket.identity = self._identity
         if channel == IOPUB:
             socket.rcvhwm = _WAITING if self._ours else _WAITING_FOREIGN
             socket.subscribe(b"")

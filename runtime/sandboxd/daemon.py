@@ -23,6 +23,7 @@ from .protocol import (
     Execute,
     Finished,
     Hello,
+    Input,
     KernelGone,
     Known,
     Refused,
@@ -93,8 +94,8 @@ class _Server:
     def __init__(self, config: BootConfig, zygote: Zygote, link: Link) -> None:
         self._config = config
         self._link = link
-        self._kernels = Kernels(config, zygote, link.send)
-        self._runs = Runs(config, zygote, link.send)
+        self._kernels = Kernels(config, zygote, link.send, lambda: link.is_full)
+        self._runs = Runs(config, zygote, link.send, lambda: link.is_full)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwanted: set[str] = set()  # of those that run: settled before they have ended
 
@@ -131,13 +132,15 @@ class _Server:
             alive=self._kernels.alive()[: protocol.MAX_ALIVE],
         )
 
-    def _take(self, message: Execute | Cancel | Settled | StopKernel, tasks: asyncio.TaskGroup) -> None:
+    def _take(self, message: Execute | Cancel | Input | Settled | StopKernel, tasks: asyncio.TaskGroup) -> None:
         """Act on a message; what takes time becomes a task."""
         if isinstance(message, Execute):
             self._begin(message, tasks)
         elif isinstance(message, Cancel):
             # A task that was made just now begins first.
             asyncio.get_running_loop().call_soon(self._cancel, message.id)
+        elif isinstance(message, Input):
+            self._kernels.input(message)
         elif isinstance(message, Settled):
             for execution in message.ids:
                 self._link.unsettled.settle(execution)

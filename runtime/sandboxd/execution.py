@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -17,8 +18,20 @@ from .channels import Received, decode
 from .marks import Pipe
 from .output import Capture
 from .processes import Exited
-from .protocol import MAX_ERROR_LINE, MAX_ERROR_LINES, Execute, Outcome, Reason, Status, UserError
-from .results import Results, bundle_decoder
+from .protocol import (
+    MAX_ERROR_LINE,
+    MAX_ERROR_LINES,
+    MAX_PROMPT,
+    Asked,
+    Execute,
+    FromSandbox,
+    Outcome,
+    Reason,
+    Status,
+    UserError,
+)
+from .results import Bundle, Results, bundle_decoder
+from .stream import Stream
 
 Why = Literal["timeout", "interrupted"]
 
@@ -60,11 +73,17 @@ class _Clear(Struct):
     wait: bool = False
 
 
+class _Asked(Struct):
+    prompt: str = ""
+    password: bool = False
+
+
 _reply = msgspec.json.Decoder(_Reply)
 _stream = msgspec.json.Decoder(_Stream)
 _state = msgspec.json.Decoder(_State)
 _error = msgspec.json.Decoder(_Error)
 _clear = msgspec.json.Decoder(_Clear)
+_asked = msgspec.json.Decoder(_Asked)
 
 
 class Running:
@@ -73,9 +92,10 @@ class Running:
     over: done at its end. stopped: done when it is to end against its will. heard: done when the kernel says that it begins.
     """
 
-    def __init__(self, message: Execute, number: int, *, marks: bool) -> None:
+    def __init__(self, message: Execute, number: int, *, marks: bool, send: Callable[[FromSandbox], None]) -> None:
         loop = asyncio.get_running_loop()
         self.message = message
+        self._send = send
         self.number = number
         self.request = ""
         self.begun = time.monotonic()
@@ -85,10 +105,13 @@ class Running:
         self.stopped: asyncio.Future[None] = loop.create_future()
         self.heard: asyncio.Future[None] = loop.create_future()
         self.why: Why | None = None
-        self.stdout = Capture(message.limits.text)
-        self.stderr = Capture(message.limits.text)
+        self.stream = Stream(message, send)
+        self.stdout = self.stream.capture("stdout")
+        self.stderr = self.stream.capture("stderr")
         self.reply: _Reply | None = None
         self._results = Results(message.limits.results)
+        self.asks = False
+        """Whether it waits for input."""
         self._error: _Error | None = None
         self._marks = marks
         self._missing = {"reply", "idle"} | ({"1", "2"} if marks else set())
@@ -140,13 +163,13 @@ class Running:
         match message.type:
             case "display_data" | "execute_result" | "update_display_data":
                 bundle = decode(message, bundle_decoder)
-                if bundle is not None and message.type == "update_display_data":
-                    self._results.update(bundle)
-                elif bundle is not None:
-                    self._results.add("result" if message.type == "execute_result" else "display", bundle)
+                if bundle is not None:
+                    self._show(message.type, bundle)
             case "clear_output":
                 clear = decode(message, _clear)
-                self._results.clear(wait=clear is not None and clear.wait)
+                wait = clear is not None and clear.wait
+                self._results.clear(wait=wait)
+                self.stream.cleared(wait=wait)
             case "stream":
                 stream = decode(message, _stream)
                 if stream is not None:
@@ -157,6 +180,14 @@ class Running:
                 state = decode(message, _state)
                 if state is not None and state.execution_state == "idle":
                     self._came("idle")
+
+    def on_stdin(self, message: Received) -> None:
+        """A message on stdin with this execution as its parent."""
+        asked = decode(message, _asked) if message.type == "input_request" else None
+        if asked is not None and self.message.allow_input:
+            self.asks = True
+            prompt = _plain(asked.prompt)[:MAX_PROMPT]
+            self._send(Asked(self.message.id, prompt, password=asked.password))
 
     def outcome(self, kernel: Literal["new", "kept", "lost"], exited: Exited, *, stopped: Reason | None) -> Outcome:
         """Return how it ended. exited: of the process, if the kernel is lost. stopped: why the kernel was ended on request."""
@@ -190,6 +221,14 @@ class Running:
         self._results = Results(0)
         self.stdout = Capture(min(self.message.limits.text, _LATE))
         self.stderr = Capture(min(self.message.limits.text, _LATE))
+
+    def _show(self, kind: str, bundle: Bundle) -> None:
+        if kind == "update_display_data":
+            self.stream.displayed("update_display", self._results.update(bundle))
+        elif kind == "execute_result":
+            self.stream.displayed("result", self._results.add("result", bundle), bundle.count())
+        else:
+            self.stream.displayed("display", self._results.add("display", bundle))
 
     def _ending(
         self, exited: Exited, *, lost: bool, stopped: Reason | None

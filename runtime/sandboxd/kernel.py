@@ -22,14 +22,14 @@ from typing import Any, Literal
 import zmq
 
 from . import ports
-from .channels import CONTROL, Channels, Connection, Received
+from .channels import CONTROL, STDIN, Channels, Connection, Received
 from .execution import Running
 from .kernelspecs import Kernelspec
 from .ladder import climb, kill_started, ticks
 from .marks import MarkReader, Pipe
 from .output import Capture, PipeReader
 from .processes import Command, Exited, ForkedKernel, Process, SpawnError, Zygote
-from .protocol import BootConfig, Execute, Finished, FromSandbox, Progress, Reason, StillWriting, StreamName
+from .protocol import BootConfig, Execute, Finished, FromSandbox, Input, Progress, Reason, StillWriting, StreamName
 
 START_S = 20.0
 """For a kernel to say that it is there. Ours take a tenth of a second, some others several."""
@@ -49,6 +49,8 @@ OVER_S = 0.15
 """Past the grace, for the processes of a kernel that did not survive it: the service's own clock ends 0.2 s after it."""
 
 _PROGRESS_S = 0.25
+_SHOWN = ("display_data", "execute_result", "update_display_data", "clear_output")
+
 _REMEMBERED = 8
 """Executions of a kernel whose late output is kept."""
 
@@ -65,7 +67,8 @@ class Kernel:
     """A kernel, from ``start`` to its end.
 
     gone: called in the loop with its reason and False, once, when it has ended by itself and nothing ran in it; with True when
-    something of it could not be ended and no execution can say so. send: takes Progress and StillWriting.
+    something of it could not be ended and no execution can say so. send: takes Progress, what is streamed, and StillWriting.
+    full: while it says so what the kernel writes stays in its pipes.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Kernel:
         folder: Path,
         gone: Callable[[Reason, bool], None],
         send: Callable[[FromSandbox], None],
+        *,
+        full: Callable[[], bool],
     ) -> None:
         self.fresh = True
         """Whether nothing has been executed in it yet."""
@@ -83,6 +88,7 @@ class Kernel:
         self._folder = folder
         self._gone = gone
         self._send = send
+        self._full = full
         self._number = 0
         self._heard = 0
         self._told_at = 0.0
@@ -119,7 +125,8 @@ class Kernel:
         self._watcher = self._loop.create_task(self._watch(), name=f"kernel {self._process.pid}")
         try:
             options = {"ours": self._spec.marks, "control": self._spec.interrupted_by_message}
-            self._channels = Channels(context, connection, self._on_shell, self._on_iopub, **options)
+            on_stdin = self._on_stdin if "input" in self._spec.fields else None
+            self._channels = Channels(context, connection, self._on_shell, self._on_iopub, on_stdin, **options)
             async with asyncio.timeout(START_S):
                 await self._unless_exited(self._channels.ready())
         except TimeoutError:
@@ -143,7 +150,7 @@ class Kernel:
         self.fresh = False
         self._drain()  # what is there by now is not of this execution
         self._number += 1
-        running = self._running = Running(message, self._number, marks=self._spec.marks)
+        running = self._running = Running(message, self._number, marks=self._spec.marks, send=self._send)
         self._remembered[self._number] = running
         if len(self._remembered) > _REMEMBERED:
             self._remembered.popitem(last=False)
@@ -177,11 +184,19 @@ class Kernel:
         self._running.stop("interrupted")
         return True
 
+    def input(self, message: Input) -> None:
+        """Hand on what the execution of ``message`` reads, if it runs here and has asked."""
+        running = self._running
+        if running is not None and running.message.id == message.id and running.asks:
+            running.asks = False
+            self._channels.send("input_reply", {"value": message.text, "status": "ok"}, channel=STDIN)
+
     def rewind(self) -> None:
         """Tell the progress of what runs anew, from the start."""
         if self._running is not None:
             self._running.stdout.rewind()
             self._running.stderr.rewind()
+            self._running.stream.stop()
 
     @property
     def is_gone(self) -> bool:
@@ -217,7 +232,7 @@ class Kernel:
                 ends.append(write)
                 mark = MarkReader(secret, pipe, self)
                 self._marks.append(mark)
-                self._readers.append(PipeReader(read, mark.feed))
+                self._readers.append(PipeReader(read, mark.feed, self._full))
             return await zygote.spawn(program, stdin=ends[0], stdout=ends[1], stderr=ends[2])
         finally:
             for end in ends:
@@ -269,7 +284,7 @@ class Kernel:
             "silent": False,
             "store_history": True,
             "user_expressions": {},
-            "allow_stdin": False,
+            "allow_stdin": message.allow_input and "input" in self._spec.fields,
             "stop_on_error": False,
         }
         cwd = None if message.cwd is None else str(Path(self._config.workspace) / message.cwd)
@@ -352,6 +367,12 @@ class Kernel:
                 self._take()  # what it wrote before that, its end marks among it
                 self._wait_for_rest(running, self._loop.time() + REST_MOST_S)
 
+    def _on_stdin(self, message: Received) -> None:
+        running = self._running
+        if running is not None and message.parent == running.request:
+            self._take()  # what was printed before it asked
+            running.on_stdin(message)
+
     def _wait_for_rest(self, running: Running, until: float) -> None:
         wait_s = SETTLE_S if running.complete else REST_S
         running.rest.cancel()
@@ -370,6 +391,8 @@ class Kernel:
         if running is None:
             return
         if message.parent == running.request:
+            if running.message.stream and message.type in _SHOWN:
+                self._take()  # what was printed before it
             running.on_iopub(message)
             if message.type == "status" and running.complete:
                 self._wait_for_rest(running, self._loop.time() + REST_MOST_S)

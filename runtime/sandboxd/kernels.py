@@ -27,6 +27,7 @@ from .protocol import (
     Execute,
     Finished,
     FromSandbox,
+    Input,
     KernelGone,
     KernelStopped,
     Outcome,
@@ -52,11 +53,19 @@ _NOT_RUN = Outcome("cancelled", 130, 0)
 class Kernels:
     """All kernels of a sandbox, by (language, context).
 
-    send: called with Preparing, Started, Progress, KernelGone and StillWriting, in the loop; must not block or raise.
+    send: called with Preparing, Started, Progress, what is streamed, KernelGone and StillWriting, in the loop; must not block or
+    raise. full: while it says so what kernels write stays in their pipes.
     """
 
-    def __init__(self, config: BootConfig, zygote: Zygote, send: Callable[[FromSandbox], None]) -> None:
+    def __init__(
+        self,
+        config: BootConfig,
+        zygote: Zygote,
+        send: Callable[[FromSandbox], None],
+        full: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._config = config
+        self._full = full
         self._zygote = zygote
         self._send = send
         self._specs = find(config)
@@ -116,6 +125,13 @@ class Kernels:
         if kernel is None or not kernel.interrupt(execution):
             self._cancelled.add(execution)
         return True
+
+    def input(self, message: Input) -> None:
+        """Give an execution what it reads, if it waits for that."""
+        key = self._here.get(message.id)
+        kernel = None if key is None else self._kernels.get(key)
+        if kernel is not None:
+            kernel.input(message)
 
     async def stop(self, message: StopKernel) -> KernelStopped:
         """End a kernel; what runs in it ends as ``cancelled``. Answers once its processes are gone, within 2 s."""
@@ -218,7 +234,7 @@ class Kernels:
                     self._send(KernelGone(*key, reason))
 
         self._ending = {kernel for kernel in self._ending if not kernel.is_gone}
-        kernel = Kernel(spec, self._config, next(self._folders), gone, self._send)
+        kernel = Kernel(spec, self._config, next(self._folders), gone, self._send, full=self._full)
         await kernel.start(self._zygote, self._context)
         return kernel
 

@@ -27,6 +27,9 @@ _LONGEST_PAUSE_S = 0.25
 _MOST_BYTES = 64 * 2**20
 """Of the answers that are kept whole: those of some executions with all that they may answer, or of many with little."""
 
+_MOST_UNSENT = 4 * 2**20
+"""Bytes that wait for the service, past which the pipes of programs are not read."""
+
 _SHORT = 500
 """Characters of an error's text in an answer that is not."""
 
@@ -97,6 +100,11 @@ class Link:
     def again(self, execution: str) -> None:
         """Send an answer that is not settled once more."""
         self._write(self.unsettled.frame(execution))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the service that whoever has more had better wait."""
+        return self._writer is not None and self._writer.transport.get_write_buffer_size() > _MOST_UNSENT
 
     def close(self) -> None:
         """End the connection, if there is one. May be called twice."""

@@ -38,10 +38,15 @@ class Capture:
 
     All bytes here are those of the text: a byte that is no UTF-8 counts as the three of its replacement character.
     ``feed`` may go on after ``text``; what is then said changes accordingly.
+
+    tell: gets all of it, as UTF-8 of whole characters, as it comes: at once, or from where it is more than the limit on, and then
+    what came before as well.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, tell: Callable[[bytes], None] | None = None, *, at_once: bool = False) -> None:
         self.limit = limit
+        self._tell = tell
+        self._telling = at_once
         self.size = 0
         """Bytes of text written so far, kept or not. A character that is still incomplete does not count yet."""
         self._head = bytearray()  # everything, until it is more than the limit
@@ -73,8 +78,8 @@ class Capture:
             return self._head.decode()
         room = self.limit - len(_left_out(self.size)) - 1
         if room < 0:
-            return _whole_start(self._head, self.limit).decode()
-        first = _whole_start(self._head, room - room // 2)
+            return whole_start(self._head, self.limit).decode()
+        first = whole_start(self._head, room - room // 2)
         last = _whole_end(self._end(room // 2), room // 2)
         separator = b"" if first.endswith(b"\n") or not first else b"\n"
         line = _left_out(self.size - len(first) - len(last))
@@ -82,7 +87,7 @@ class Capture:
 
     def progress(self) -> str:
         """Return the next piece of the first half of the limit that this method has not returned before; "" if none."""
-        piece = _whole_start(self._head[self._told : self.limit // 2], _PROGRESS)
+        piece = whole_start(self._head[self._told : self.limit // 2], _PROGRESS)
         self._told += len(piece)
         return piece.decode()
 
@@ -91,6 +96,12 @@ class Capture:
         self._told = 0
 
     def _keep(self, data: bytes) -> None:
+        if self._tell is not None and data:
+            if self._telling:
+                self._tell(data)
+            elif self.size + len(data) > self.limit:
+                self._telling = True
+                self._tell(bytes(self._head) + data)
         self.size += len(data)
         room = self.limit - len(self._head)
         if room > 0:
@@ -115,11 +126,13 @@ class PipeReader:
     or by ``close``, whichever is first; ``eof`` is done in both cases. To be made and used in the loop's thread.
 
     What comes in a stream of small pieces is gathered for ``_GATHER_S``; ``drain`` is for whoever cannot wait that long.
+    full: while it says so nothing else is read, so that the writer waits.
     """
 
-    def __init__(self, fd: int, receive: Callable[[bytes], None]) -> None:
+    def __init__(self, fd: int, receive: Callable[[bytes], None], full: Callable[[], bool] = lambda: False) -> None:
         self._fd = fd
         self._receive = receive
+        self._full = full
         self._loop = asyncio.get_running_loop()
         self._gathering: asyncio.TimerHandle | None = None
         self._quick = 0  # reads in a row
@@ -147,13 +160,19 @@ class PipeReader:
         self.eof.set_result(None)
 
     def _readable(self) -> None:
+        if self._full():
+            self._pause()
+            return
         size, _ = self._read()
         now = self._loop.time()
         self._quick = self._quick + 1 if now - self._read_at < _QUICK_S else 0
         self._read_at = now
         if self._quick >= _BUSY and size < _PIPE // 2 and not self.eof.done():
-            self._loop.remove_reader(self._fd)
-            self._gathering = self._loop.call_later(_GATHER_S, self._gathered)
+            self._pause()
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._gathering = self._loop.call_later(_GATHER_S, self._gathered)
 
     def _gathered(self) -> None:
         self._loop.add_reader(self._fd, self._readable)
@@ -183,7 +202,7 @@ def _left_out(size: int) -> bytes:
     return b"[... %d bytes left out ...]\n" % size
 
 
-def _whole_start(data: bytes | bytearray, length: int) -> bytes:
+def whole_start(data: bytes | bytearray, length: int) -> bytes:
     """Return the first ``length`` bytes of UTF-8 ``data``, less a character that is cut."""
     start = bytes(data[:length])
     return start.decode("utf-8", "ignore").encode() if start and start[-1] >= 0x80 else start

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-VERSION = 2
+VERSION = 3
 LINK_SOCKET = "link.sock"
 """Name of the socket in the link directory (``/run/cellbox`` inside)."""
 
@@ -26,6 +26,13 @@ MAX_FRAME_TO_SANDBOX = 40 * 2**20
 
 FRAME_MARGIN = 4 * 2**20
 """What a frame from a sandbox may hold beyond outputs and results: an error, the names of what was left out, msgpack."""
+
+MAX_TEXT = 256 * 1024
+"""Bytes of one piece of output that is told as it comes."""
+
+MAX_PROMPT = 10_000
+MAX_INPUT = 64 * 1024
+"""Characters."""
 
 MAX_RESULTS = 2_000
 MAX_KINDS = 20
@@ -101,7 +108,7 @@ class BootConfig(Part):
 
 class OutputLimits(Part):
     """Bytes of UTF-8. ``text`` is for stdout and stderr each, with the line that says what was left out; ``results`` for kinds,
-    their names, metadata and ids."""
+    their names, metadata and ids; ``spill`` for what is told as it comes, of each stream and of rich outputs."""
 
     text: Count
     results: Count
@@ -113,7 +120,8 @@ class Execute(Message):
 
     The service sends one execution at a time for a kernel. Answered by ``Finished`` or ``Refused``: once on each link until
     the answer is settled. An id that is known is not run again; if it has ended, the answer is sent again.
-    timeout_s: of the run only. grace_s: from the interrupt to the end of the kernel.
+    timeout_s: of the run only. grace_s: from the interrupt to the end of the kernel. stream: tell its output as it comes.
+    allow_input: somebody can answer ``Asked``.
     """
 
     id: Id
@@ -128,12 +136,20 @@ class Execute(Message):
     cwd: str | None = None
     stdin: str | None = None
     allow_input: bool = False
+    stream: bool = False
 
 
 class Cancel(Message):
     """End execution ``id``: interrupt it (stateful, with the ladder of a timeout) or kill it (stateless)."""
 
     id: Id
+
+
+class Input(Message):
+    """What execution ``id`` reads, for the last ``Asked``. Without effect where it does not wait for any."""
+
+    id: Id
+    text: Annotated[str, Meta(max_length=MAX_INPUT)]
 
 
 class Settled(Message):
@@ -158,7 +174,7 @@ class Shutdown(Message):
     """End everything and exit."""
 
 
-ToSandbox = Execute | Cancel | Settled | StopKernel | Shutdown
+ToSandbox = Execute | Cancel | Input | Settled | StopKernel | Shutdown
 
 
 # --- sandbox -> service ---------------------------------------------------------------------------------------------
@@ -216,6 +232,15 @@ class Progress(Message):
     text: Annotated[str, Meta(max_length=2**20)]
 
 
+class Output(Message):
+    """Output of an execution as it comes: of one that is to be streamed from the first byte on, of others from the first byte on
+    once it is more than the answer may hold. Ends at ``limits.spill`` bytes, or with the link that asked for it."""
+
+    id: Id
+    stream: StreamName
+    text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+
+
 class UserError(Part):
     """An uncaught error of the user's code, without ANSI codes."""
 
@@ -241,6 +266,33 @@ class Result(Part):
     display_id: Mime | None = None
     mime: Mime | None = None
     size: Count | None = None
+
+
+DisplayKind = Literal["display", "update_display", "result"]
+
+
+class Displayed(Message):
+    """A rich output of an execution that is streamed, as it comes. entries: what fits of it, and what does not as omitted."""
+
+    id: Id
+    kind: DisplayKind
+    entries: Annotated[list[Result], Meta(max_length=MAX_KINDS + 2)]
+    execution_count: Count | None = None
+
+
+class Cleared(Message):
+    """An execution that is streamed takes back what it has displayed: now, or with its next output (``wait``)."""
+
+    id: Id
+    wait: bool = False
+
+
+class Asked(Message):
+    """An execution waits for ``Input``. Sent only where ``allow_input`` said so."""
+
+    id: Id
+    prompt: Annotated[str, Meta(max_length=MAX_PROMPT)] = ""
+    password: bool = False
 
 
 class Outcome(Part):
@@ -306,7 +358,12 @@ class StillWriting(Message):
     """A background job of some kernel goes on writing, so the sandbox is in use. Sent at most four times a second."""
 
 
-FromSandbox = Hello | Preparing | Started | Progress | Finished | Refused | KernelGone | KernelStopped | StillWriting
+Streamed = Output | Displayed | Cleared | Asked
+"""What tells of an execution that is not over."""
+
+FromSandbox = (
+    Hello | Preparing | Started | Progress | Streamed | Finished | Refused | KernelGone | KernelStopped | StillWriting
+)
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------

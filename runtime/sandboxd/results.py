@@ -35,6 +35,12 @@ class Bundle(Struct):
     data: dict[str, Raw]
     metadata: Raw = Raw(b"{}")
     transient: Transient = msgspec.field(default_factory=Transient)
+    execution_count: Raw = Raw(b"null")
+
+    def count(self) -> int | None:
+        """Return the kernel's counter, where a result has it."""
+        count = _loaded(self.execution_count)
+        return count if isinstance(count, int) and 0 <= count <= 2**53 else None
 
 
 bundle_decoder = msgspec.json.Decoder(Bundle)
@@ -52,26 +58,32 @@ class Results:
         self.truncated = False
         """Whether something was left out."""
 
-    def add(self, kind: Literal["result", "display"], bundle: Bundle) -> None:
-        """Add a display or the value of the last expression."""
+    def add(self, kind: Literal["result", "display"], bundle: Bundle) -> list[Result]:
+        """Add a display or the value of the last expression; return what it became: an entry, and what did not fit."""
         if self._clear_next:
             self.clear(wait=False)
-        for entry in self._fitted(kind, bundle):
+        entries = self._fitted(kind, bundle)
+        for entry in entries:
             self._append(entry)
+        return entries
 
-    def update(self, bundle: Bundle) -> None:
-        """Replace what has the bundle's ``display_id``; if that is of an earlier execution, add an ``update``."""
+    def update(self, bundle: Bundle) -> list[Result]:
+        """Replace what has the bundle's ``display_id``; if that is of an earlier execution, add an ``update``. As ``add``."""
         identity = _display_id(bundle)
         places = [at for at, entry in enumerate(self._entries) if identity and entry.display_id == identity]
+        entries: list[Result] = []
         if not places:
-            for entry in self._fitted("update", bundle):
+            entries = self._fitted("update", bundle)
+            for entry in entries:
                 self._append(entry)
         for at in places:
             old = self._entries[at]
             self._replace(at, Result(type="omitted", display_id=identity))  # makes room
             kind: Kind = "display" if old.type == "omitted" else old.type
-            for entry in self._fitted(kind, bundle)[:1]:
+            entries = self._fitted(kind, bundle)
+            for entry in entries[:1]:
                 self._replace(at, entry)
+        return entries
 
     def clear(self, *, wait: bool) -> None:
         """Forget what there is: now, or once the next output comes."""
@@ -87,7 +99,7 @@ class Results:
     def _append(self, entry: Result) -> None:
         """Add an entry; the last possible one stands for all that came too late for one of its own."""
         full = len(self._entries) >= MAX_RESULTS - 1
-        if not full and (entry.type != "omitted" or self._named + _size(entry) <= _NAMES):
+        if not full and (entry.type != "omitted" or self._named + size_of(entry) <= _NAMES):
             self._entries.append(entry)
             self._count(entry, 1)
             return
@@ -104,9 +116,9 @@ class Results:
 
     def _count(self, entry: Result, sign: int) -> None:
         if entry.type == "omitted":
-            self._named += sign * _size(entry)
+            self._named += sign * size_of(entry)
         else:
-            self._kept += sign * _size(entry)
+            self._kept += sign * size_of(entry)
 
     def _fitted(self, kind: Kind, bundle: Bundle) -> list[Result]:
         """Return the entry with the kinds that fit, smallest first, and after it one for each that does not.
@@ -148,7 +160,7 @@ class Results:
         return [entry, *omitted]
 
 
-def _size(entry: Result) -> int:
+def size_of(entry: Result) -> int:
     """Return the bytes of all texts in ``entry``."""
     texts = [*entry.data, *entry.data.values(), *entry.json, *entry.json.values(), entry.display_id, entry.mime]
     if entry.metadata != "{}":

@@ -18,6 +18,7 @@ from . import languages, places
 from .output import Capture, PipeReader
 from .processes import Exited, Process, SpawnError, Zygote
 from .protocol import BootConfig, Execute, Finished, FromSandbox, Outcome, Progress, Reason, Refused, Status, StreamName
+from .stream import Stream
 
 _PROGRESS_EVERY_S = 0.25
 _PIPES_END_WITHIN_S = 0.2
@@ -27,10 +28,20 @@ _KILLED = 137
 
 
 class Runs:
-    """All stateless executions of a sandbox. send: called with Progress, in the loop; must not block or raise."""
+    """All stateless executions of a sandbox. send: called with Progress and Output, in the loop; must not block or raise.
 
-    def __init__(self, config: BootConfig, zygote: Zygote, send: Callable[[FromSandbox], None]) -> None:
+    full: while it says so what programs write stays in their pipes.
+    """
+
+    def __init__(
+        self,
+        config: BootConfig,
+        zygote: Zygote,
+        send: Callable[[FromSandbox], None],
+        full: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._config = config
+        self._full = full
         self._zygote = zygote
         self._send = send
         self._running: dict[str, _Run] = {}
@@ -44,7 +55,7 @@ class Runs:
         cwd = os.path.join(self._config.workspace, message.cwd or "")
         if not places.enterable(cwd):
             return Refused(id=message.id, code="cwd_not_found", message="The working directory does not exist.")
-        run = self._running[message.id] = _Run(message, self._send)
+        run = self._running[message.id] = _Run(message, self._send, self._full)
         try:
             return await run.execute(self._zygote, self._config.environment, cwd)
         except (SpawnError, OSError) as error:
@@ -68,17 +79,20 @@ class Runs:
 class _Run:
     """One execution. A run is ended by its program, by its clock or by ``end``, whichever is first."""
 
-    def __init__(self, message: Execute, send: Callable[[FromSandbox], None]) -> None:
+    def __init__(self, message: Execute, send: Callable[[FromSandbox], None], full: Callable[[], bool]) -> None:
         self._message = message
+        self._full = full
         self._send = send
+        self._stream = Stream(message, send)
         self._captures: dict[StreamName, Capture] = {
-            "stdout": Capture(message.limits.text),
-            "stderr": Capture(message.limits.text),
+            "stdout": self._stream.capture("stdout"),
+            "stderr": self._stream.capture("stderr"),
         }
         self._process: Process | None = None
         self._ended_as: Status | None = None
 
     def rewind(self) -> None:
+        self._stream.stop()
         for capture in self._captures.values():
             capture.rewind()
 
@@ -99,7 +113,7 @@ class _Run:
         try:
             for name, capture in self._captures.items():
                 reader, writers[name] = os.pipe2(os.O_CLOEXEC)
-                pipes[name] = PipeReader(reader, capture.feed)
+                pipes[name] = PipeReader(reader, capture.feed, self._full)
             with languages.start(self._message, environment, cwd) as start:
                 self._process = await zygote.spawn(
                     start.program,

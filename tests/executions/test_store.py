@@ -119,7 +119,7 @@ async def test_an_execution_ends_once() -> None:
     assert execution.answer is None
     with pytest.raises(QueueTimeout):
         await execution.finished()
-    assert [event["type"] for event in execution.events.after()] == ["finished"]
+    assert [event.type for event in execution.events.after()] == ["finished"]
 
 
 async def test_a_reader_that_waits_gets_what_comes_and_loses_nothing() -> None:
@@ -127,21 +127,21 @@ async def test_a_reader_that_waits_gets_what_comes_and_loses_nothing() -> None:
     waiting = asyncio.get_running_loop().create_task(log.wait(wait_s=60))
     await asyncio.sleep(0)
     log.add("started")
-    log.add("stdout", text="x")
-    assert [event["seq"] for event in await waiting] == [0, 1]
+    log.add_text("stdout", "x")
+    assert [event.seq for event in await waiting] == [0, 1]
     assert await log.wait(1, wait_s=0) == []
     log.add("finished")
-    log.add("stdout", text="late")
-    assert [event["type"] for event in await log.wait(1, wait_s=60)] == ["finished"]
+    log.add_text("stdout", "late")
+    assert [event.type for event in await log.wait(1, wait_s=60)] == ["finished"]
 
 
 async def test_events_are_bounded_and_the_last_is_finished() -> None:
     log = EventLog("id")
-    for _ in range(MAX_EVENTS + 10):
-        log.add("stdout", text="x")
+    for number in range(MAX_EVENTS + 10):
+        log.add_text("stdout" if number % 2 else "stderr", "x")
     log.add("finished")
     assert len(log) == MAX_EVENTS + 1
-    assert log.after(MAX_EVENTS - 1)[0]["type"] == "finished"
+    assert log.after(MAX_EVENTS - 1)[0].type == "finished"
 
 
 async def test_one_that_was_restored_is_kept_for_its_time_and_no_longer() -> None:

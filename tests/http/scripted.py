@@ -78,6 +78,9 @@ class ScriptedService(Interpreter):
         execution.end(finished(execution, "interrupted"), 0.0)
         self.was_cancelled.set()
 
+    async def input(self, execution: Execution, text: str) -> None:
+        self._called("input", execution.id, text)
+
     async def scopes(self) -> list[dict[str, Any]]:
         self._called("scopes")
         return [{"scope": "u1"}]

@@ -64,9 +64,9 @@ def body(**fields):
         ({"stdin": "x", "stateful": True, "language": "Python3"}, 400, "unsupported_field", "stdin"),
         ({"files": {"a": "b"}}, 400, "not_built", "'files'"),
         ({"files": []}, 400, "invalid_request", "files must be an object"),
-        ({"detach": True}, 400, "not_built", "'detach'"),
         ({"detach": "no"}, 400, "invalid_request", "detach must be true or false"),
-        ({"allow_input": True}, 400, "not_built", "'allow_input'"),
+        ({"allow_input": True}, 400, "unsupported_field", "allow_input needs a stateful execution"),
+        ({"allow_input": 1, "stateful": True}, 400, "invalid_request", "allow_input must be true or false"),
         ({"statefull": True}, 400, "unknown_field", "did you mean 'stateful'?"),
         ({"Code": "1"}, 400, "unknown_field", "did you mean 'code'?"),
         ({"frobnicate": 1}, 400, "unknown_field", "'frobnicate'"),
@@ -185,19 +185,19 @@ async def test_the_six_first_fields_come_first(served: Served):
 
 
 @pytest.mark.parametrize(
-    ("accept", "status"),
+    ("accept", "kind"),
     [
-        ("text/event-stream", 400),
-        ("text/event-stream;q=0.9", 400),
-        ("application/json, text/event-stream", 200),
-        ("*/*", 200),
-        ("text/html", 200),
+        ("text/event-stream", "text/event-stream; charset=utf-8"),
+        ("Text/Event-Stream;q=0.9", "text/event-stream; charset=utf-8"),
+        ("application/json, text/event-stream", "application/json"),
+        ("*/*", "application/json"),
+        ("text/html", "application/json"),
     ],
 )
-async def test_streams_are_refused_by_name(served: Served, accept, status):
+async def test_events_are_sent_where_json_is_not_wanted(served: Served, accept, kind):
     reply = await served.call("POST", "/v1/exec", body(), Accept=accept)
-    assert reply.status == status
-    assert status == 200 or reply.code == "not_built"
+    assert (reply.status, reply.headers["content-type"]) == (200, kind)
+    assert served.service.requests[0].stream == kind.startswith("text/event-stream")
 
 
 @pytest.mark.parametrize(

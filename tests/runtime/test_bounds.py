@@ -13,8 +13,8 @@ from sandboxd.protocol import MAX_ALIVE, MAX_RUNNING, Cancel, StopKernel
 from interpreter.backends import inside
 from tests.runtime.box import Box, box
 
-PER_KERNEL = 8
-"""Its supervisor's socket, a pidfd, two pipes, and what the library opens for two channels."""
+PER_KERNEL = 10
+"""Its supervisor's socket, a pidfd, two pipes, and what the library opens for three channels."""
 PER_RUN = 4
 """Its supervisor's socket, a pidfd and two pipes."""
 PER_START = 7

@@ -175,7 +175,9 @@ async def test_an_answer_fits_into_a_frame_whatever_was_displayed(displayed, lim
         results.add("display", made[n % 20])
         if n % 500 == 0:
             results.update(made[0])
-    running = Running(Execute("a", "python", "", 1, 1, OutputLimits(limit, limit, 0)), 1, marks=True)
+    running = Running(
+        Execute("a", "python", "", 1, 1, OutputLimits(limit, limit, 0)), 1, marks=True, send=lambda _message: None
+    )
     long = ["\U0001f600" * 3_000] * 300
     running.on_shell(
         Received("execute_reply", "", reply(ename="\U0001f600" * 2_000, evalue=long[0] * 50, traceback=long)), 0
@@ -190,7 +192,9 @@ async def test_an_answer_fits_into_a_frame_whatever_was_displayed(displayed, lim
 
 async def test_what_is_told_is_not_kept():
     """Executions are remembered for what they print late."""
-    running = Running(Execute("a", "python", "", 1, 1, OutputLimits(10**6, 10**6, 0)), 1, marks=True)
+    running = Running(
+        Execute("a", "python", "", 1, 1, OutputLimits(10**6, 10**6, 0)), 1, marks=True, send=lambda _message: None
+    )
     running.on_iopub(Received("display_data", "", b'{"data": {"text/plain": "%s"}}' % (b"x" * 10**5)))
     running.stdout.feed(b"x" * 10**5)
     told = running.outcome("new", Exited(0), stopped=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -62,11 +63,12 @@ async def test_events_begin_with_started_and_end_with_finished(house: House) -> 
     execution = house.submit("a")
     answer = await house.service.settle(execution)
     events = execution.events.after()
-    assert [event["type"] for event in events] == ["started", "kernel", "finished"]
-    assert [event["seq"] for event in events] == [0, 1, 2]
-    assert events[-1]["status"] == answer.status
-    assert "stdout" not in events[-1]
-    assert await execution.events.wait(2, wait_s=60) == []
+    assert [event.type for event in events] == ["started", "kernel", "stdout", "finished"]
+    assert [event.seq for event in events] == [0, 1, 2, 3]
+    last = json.loads(events[-1].body)
+    assert last["status"] == answer.status
+    assert "stdout" not in last
+    assert await execution.events.wait(3, wait_s=60) == []
 
 
 @pytest.mark.parametrize(("code", "error"), [("cwd_not_found", CwdNotFound), ("unknown_language", UnknownLanguage)])
@@ -175,6 +177,7 @@ async def test_the_same_id_is_the_same_execution_within_its_scope(house: House) 
 # --- clocks ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stateful", [True, False])
 async def test_a_sandbox_that_never_answers_is_ended_by_our_clock(house: House, stateful: bool) -> None:
     async def silent(peer: Peer, message: Execute) -> None:
@@ -198,6 +201,7 @@ async def test_a_sandbox_that_never_answers_is_ended_by_our_clock(house: House, 
     assert len(house.backend.running) == 1
 
 
+@pytest.mark.alone
 async def test_a_sandboxd_that_reads_nothing_is_ended_by_our_clock(house: House) -> None:
     house.sandboxd.frozen = True
     loop = asyncio.get_running_loop()
@@ -210,6 +214,7 @@ async def test_a_sandboxd_that_reads_nothing_is_ended_by_our_clock(house: House)
     assert (await house.exec("after")).stdout == "after"
 
 
+@pytest.mark.alone
 async def test_the_clock_stands_still_while_a_kernel_starts_but_not_twice(house: House) -> None:
     async def slow(peer: Peer, message: Execute) -> None:
         peer.send(Preparing(id=message.id))
@@ -310,7 +315,7 @@ async def test_sandboxes_that_never_read_are_given_up_after_a_few(
     execution = house.submit("a")
     with pytest.raises(SandboxStartFailed, match="nothing has run"):
         await house.service.settle(execution)
-    assert [event["type"] for event in execution.events.after()] == ["started", "finished"]
+    assert [event.type for event in execution.events.after()] == ["started", "finished"]
 
 
 async def test_a_new_sandbox_begins_when_the_one_before_is_gone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

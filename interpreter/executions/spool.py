@@ -1,0 +1,97 @@
+"""Bytes that are appended and read again from anywhere: in memory while they are few, then in a file.
+
+Promises: memory is bounded by ``MEMORY_BYTES`` where there is a folder; the file is gone after ``close``, and has no descriptor
+open after ``rest``. Calls block as writes to the page cache do, and wait for no disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+MEMORY_BYTES = 64 * 1024
+
+
+class Spool:
+    """folder: for the file; None keeps everything in memory. What a full disk does not take is read as NUL bytes."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._memory = bytearray()
+        self._file: Path | None = None
+        self._handle: int | None = None
+        self._resting = False
+        self._size = 0
+
+    def __len__(self) -> int:
+        """How many bytes there are."""
+        return self._size
+
+    @property
+    def stored(self) -> int:
+        """How many of them lie in a file."""
+        return 0 if self._file is None else self._size
+
+    def append(self, data: bytes | bytearray) -> None:
+        """Add ``data`` at the end."""
+        if self._file is None and self._folder is not None and self._size + len(data) > MEMORY_BYTES:
+            self._file = self._folder / secrets.token_hex(16)
+            self._write(self._memory, 0)
+            self._memory = bytearray()
+        if self._file is None:
+            self._memory += data
+        else:
+            self._write(data, self._size)
+        self._size += len(data)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``start`` on."""
+        if self._file is None:
+            return bytes(self._memory[start : start + length])
+        try:
+            with self._opened() as handle:
+                data = os.pread(handle, length, start)
+        except OSError:
+            data = b""
+        return data.ljust(length, b"\0")
+
+    def rest(self) -> None:
+        """Little comes from here on: hold no descriptor between two calls."""
+        self._resting = True
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def close(self) -> None:
+        """Let go of everything. May be called twice."""
+        self.rest()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+        self._folder = self._file = None
+        self._memory = bytearray()
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        if self._file is None:
+            raise FileNotFoundError
+        if self._handle is None:
+            self._handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            yield self._handle
+        finally:
+            if self._resting:
+                self.rest()
+
+    def _write(self, data: bytes | bytearray, at: int) -> None:
+        try:
+            with self._opened() as handle:
+                os.pwrite(handle, data, at)
+        except OSError as error:
+            log.error("output could not be kept", extra={"error": error.strerror})

@@ -1,0 +1,85 @@
+"""Events of executions over HTTP: server-sent events, and how any connection follows a log.
+
+Promises: whoever reads slowly is waited for, and holds about a mebibyte here; an event is sent once, in its place; leaving ends
+nothing but the reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from tornado.iostream import StreamClosedError
+
+from interpreter import wire
+from interpreter.errors import InvalidRequest
+from interpreter.executions.events import Event, EventLog
+from interpreter.executions.execution import Execution
+from interpreter.http.base import ApiHandler
+
+PING_S = 15.0
+
+
+class EventsHandler(ApiHandler):
+    """The events of one execution."""
+
+    async def on_get(self, execution_id: str, query: wire.EventsQuery, _body: wire.NoBody) -> None:
+        """Send them from where the client left off, until the last one."""
+        await self.api.service.recall(execution_id, query.scope)
+        execution = self.api.service.execution(execution_id, query.scope)
+        await send_events(self, execution, after=last_event_id(self) if query.after is None else query.after)
+
+
+async def send_events(handler: ApiHandler, execution: Execution, *, after: int = -1) -> None:
+    """Answer with the events numbered above ``after``, as server-sent events, to the end.
+
+    The answer begins with the first of them, or at the first ping; one that never ran is the error that it is, if that is known
+    by then.
+    """
+    handler.when_client_leaves(lambda: None)
+    first = await execution.events.wait(after, wait_s=PING_S)
+    if execution.error is not None and execution.phase == "finished" and len(execution.events) <= 1:
+        raise execution.error
+    handler.set_header("Content-Type", "text/event-stream; charset=utf-8")
+    handler.set_header("X-Accel-Buffering", "no")
+    if handler.request.method == "HEAD":
+        handler.finish()
+        return
+    try:
+        handler.write(b"".join(map(_framed, first)) or _PING)
+        await handler.flush()
+        async for batch in follow(execution.events, after=first[-1].seq if first else after):
+            handler.write(b"".join(map(_framed, batch)) or _PING)
+            await handler.flush()
+        await handler.finish()
+    except StreamClosedError:
+        pass  # It may come back; the execution goes on.
+
+
+async def follow(log: EventLog, *, after: int = -1, ping_s: float = PING_S) -> AsyncIterator[list[Event]]:
+    """Yield the events numbered above ``after``, in batches, to the end; an empty one whenever ``ping_s`` have brought none."""
+    while True:
+        batch = await log.wait(after, wait_s=ping_s)
+        if batch:
+            after = batch[-1].seq
+        elif log.closed:
+            return
+        yield batch
+        if batch and batch[-1].type == "finished":
+            return
+
+
+def last_event_id(handler: ApiHandler) -> int:
+    """Return the number of the last event that the client says it has; -1 for none. Raises InvalidRequest."""
+    given = handler.request.headers.get("Last-Event-ID", "")
+    if not given:
+        return -1
+    if not (given.isascii() and given.isdecimal() and len(given) < 16):
+        raise InvalidRequest("Last-Event-ID must be the id of an event, a number.")
+    return int(given)
+
+
+_PING = b": ping\n\n"
+
+
+def _framed(event: Event) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), event.body)

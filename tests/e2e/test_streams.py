@@ -1,0 +1,137 @@
+"""Output as it happens, to a real client of a real service."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import CONFINED, Cellbox
+
+RUNTIMES = CONFINED[:1]
+
+
+def events(
+    cellbox: Cellbox, method: str = "POST", url: str = "/v1/exec", headers: dict[str, str] | None = None, **fields: Any
+) -> Iterator[dict[str, Any]]:
+    """The events of one stream, as they come."""
+    body = {"json": {"language": "python", **fields}} if method == "POST" else {"params": fields}
+    accept = {"Accept": "text/event-stream", **(headers or {})}
+    with cellbox.client.stream(method, url, headers=accept, **body) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                yield json.loads(line[6:])
+
+
+def text(found: list[dict[str, Any]], stream: str = "stdout") -> str:
+    return "".join(event["text"] for event in found if event["type"] == stream)
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_output_comes_while_the_code_runs(cellbox: Cellbox, scope: str, stateful: bool) -> None:
+    code = "print(1, flush=True); import time; time.sleep(0.5); print(2)"
+    times, found = [], []
+    for event in events(cellbox, scope=scope, code=code, stateful=stateful):
+        found.append(event)
+        if event["type"] == "stdout":
+            times.append(time.monotonic())
+    assert times[-1] - times[0] > 0.4
+    assert text(found) == "1\n2\n"
+    assert [event["seq"] for event in found] == list(range(len(found)))
+    assert (found[0]["type"], found[0]["stateful"]) == ("started", stateful)
+    assert (found[-1]["status"], found[-1]["output_bytes"]) == ("ok", {"stdout": 4, "stderr": 0})
+    assert {event["execution_id"] for event in found} == {found[0]["execution_id"]}
+
+
+def test_displays_results_and_errors_are_events(cellbox: Cellbox, scope: str) -> None:
+    code = """
+from IPython.display import clear_output, display
+shown = display({"text/plain": "one"}, raw=True, display_id="d")
+shown.update({"text/plain": "two"}, raw=True)
+clear_output(wait=True)
+40 + 2"""
+    found = list(events(cellbox, scope=scope, code=code, stateful=True))
+    by_type = {event["type"]: event for event in found}
+    assert by_type["display"]["data"] == {"text/plain": "one"}
+    assert (by_type["update_display"]["data"], by_type["update_display"]["display_id"]) == ({"text/plain": "two"}, "d")
+    assert by_type["clear_output"]["wait"] is True
+    assert (by_type["result"]["data"], by_type["result"]["execution_count"]) == ({"text/plain": "42"}, 1)
+    failed = list(events(cellbox, scope=scope, code="1/0", stateful=True))
+    assert [event["type"] for event in failed] == ["started", "stderr", "error", "finished"]
+    assert failed[-2]["name"] == "ZeroDivisionError"
+
+
+def test_a_detached_execution_is_followed_and_fetched_later(cellbox: Cellbox, scope: str) -> None:
+    taken = cellbox.post(
+        scope=scope, language="python", code="import time; print(1, flush=True); time.sleep(0.2); print(2)", detach=True
+    )
+    assert taken.status_code == 202
+    url = f"/v1/executions/{taken.json()['execution_id']}"
+    found = list(events(cellbox, "GET", f"{url}/events"))
+    assert text(found) == "1\n2\n"
+    assert cellbox.client.get(url).json()["stdout"] == "1\n2\n"
+    again = list(events(cellbox, "GET", f"{url}/events", after=found[0]["seq"]))
+    assert again == found[1:]
+    assert list(events(cellbox, "GET", f"{url}/events", headers={"Last-Event-ID": "1"})) == found[2:]
+
+
+def test_the_first_byte_is_there_within_20_ms_at_the_median(cellbox: Cellbox, scope: str) -> None:
+    cellbox.cell("1", scope=scope)
+    took = []
+    for _ in range(11):
+        began = time.monotonic()
+        for event in events(cellbox, scope=scope, code="print(1); import time; time.sleep(0.05)", stateful=True):
+            if event["type"] == "stdout":
+                took.append(time.monotonic() - began)  # noqa: PERF401 - the time is of this event
+    assert statistics.median(took) < 0.02, took
+
+
+def test_leaving_a_stream_cancels_nothing(cellbox: Cellbox, scope: str) -> None:
+    code = "import time; print(1, flush=True); time.sleep(0.3); print(2)"
+    stream = events(cellbox, scope=scope, code=code, execution_id="left")
+    first = next(stream)
+    stream.close()
+    found = list(events(cellbox, scope=scope, code=code, execution_id="left", headers={"Last-Event-ID": "0"}))
+    assert first["type"] == "started"
+    assert text(found) == "1\n2\n"
+    assert found[-1]["status"] == "ok"
+
+
+def test_a_hundred_thousand_lines_come_complete(cellbox: Cellbox, scope: str) -> None:
+    found = list(events(cellbox, scope=scope, code="for n in range(100_000): print(n)", stateful=True))
+    assert text(found) == "".join(f"{n}\n" for n in range(100_000))
+
+
+def test_more_output_than_an_answer_holds_can_be_fetched_whole_and_in_ranges(cellbox: Cellbox, scope: str) -> None:
+    answer = cellbox.exec("print('x' * 3_000_000); print('end')", scope=scope)
+    assert answer["truncated"]
+    url = f"/v1/executions/{answer['execution_id']}/stdout"
+    assert cellbox.client.get(url).text == "x" * 3_000_000 + "\nend\n"
+    last = cellbox.client.get(url, headers={"Range": "bytes=-4"})
+    assert (last.status_code, last.text, last.headers["content-range"]) == (
+        206,
+        "end\n",
+        "bytes 3000001-3000004/3000005",
+    )
+    assert cellbox.client.get(url, headers={"Range": "bytes=3000005-"}).json()["code"] == "range_not_satisfiable"
+
+
+def test_input_is_asked_for_and_answered(cellbox: Cellbox, scope: str) -> None:
+    code = "import getpass\nname = input('name? ')\nword = getpass.getpass('word? ')\nprint(name, word)"
+    asked = []
+    found = []
+    for event in events(cellbox, scope=scope, code=code, stateful=True, allow_input=True):
+        found.append(event)
+        if event["type"] == "input_request":
+            asked.append((event["prompt"], event["password"]))
+            url = f"/v1/executions/{event['execution_id']}/input"
+            assert cellbox.client.post(url, json={"text": f"answer {len(asked)}"}).status_code == 200
+    assert asked == [("name? ", False), ("word? ", True)]
+    assert text(found) == "answer 1 answer 2\n"
+    assert cellbox.client.post(url, json={"text": "again"}).json()["code"] == "no_input_requested"
+    assert found[-1]["status"] == "ok"
