@@ -170,6 +170,7 @@ services:
       SANDBOX_RUNTIME_BACKEND: docker
       SANDBOX_NETWORK: ${SANDBOX_NETWORK:-none}
       SANDBOX_DATA_ROOT: ${SANDBOX_DATA_ROOT:-/opt/cellbox/data}
+      SANDBOX_LINK_DIR: ${SANDBOX_LINK_DIR:-/run/cellbox}
     ports:
       - "${SANDBOX_BIND:-127.0.0.1}:${CELLBOX_PORT:-8090}:8090"
     volumes:
@@ -180,6 +181,9 @@ services:
       - type: bind
         source: ${SANDBOX_DATA_ROOT:-/opt/cellbox/data}
         target: ${SANDBOX_DATA_ROOT:-/opt/cellbox/data}
+      # Sockets, on the engine's own machine whatever kind of disk the data is on. Written so, the engine makes it where it is
+      # missing, as after a restart of the host.
+      - ${SANDBOX_LINK_DIR:-/run/cellbox}:${SANDBOX_LINK_DIR:-/run/cellbox}
     read_only: true
     tmpfs:
       - /tmp:size=64m,mode=1777

@@ -58,6 +58,7 @@ def service_config(settings: Settings) -> ServiceConfig:
     """Return what the service needs of ``settings``."""
     return ServiceConfig(
         data_root=settings.data_root.resolve(),  # it may be a link; below it none is followed
+        link_dir=settings.link_dir and settings.link_dir.resolve(),
         limits=Limits(settings.memory_mb, settings.cpus, settings.pids_limit, settings.tmp_mb),
         environment=tenant_environment(
             user=PurePosixPath(settings.user_mount_target),

@@ -72,6 +72,7 @@ class ServiceConfig:
     """
 
     data_root: Path
+    link_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
     environment: Mapping[str, str] = field(default_factory=dict)
     uid: int | None = None
@@ -101,7 +102,7 @@ class Interpreter:
         self._clock = clock
         own = os.geteuid() != 0 or backend.single_tenant
         ids = Ids(own=own, uid=config.uid, gid=config.gid, base=config.uid_base)
-        self._data = DataRoot(config.data_root, ids, single_tenant=backend.single_tenant)
+        self._data = DataRoot(config.data_root, ids, single_tenant=backend.single_tenant, links=config.link_dir)
         self._table = Table(limit=config.max_sessions, idle_s=config.idle_ttl_s)
         self._kernels = Kernels(max_queue=config.max_queue, max_kernels=config.max_kernels)
         self._outputs = config.data_root / ".outputs"

@@ -114,6 +114,9 @@ class Settings(BaseModel):
     data_root: Path = _setting(
         default_data_root(), "", "Directory that holds the data of all scopes and the state of the service."
     )
+    link_dir: Path | None = _setting(
+        None, "", "Directory for the sockets of sandboxes, on the engine's machine; empty for one in the data root."
+    )
     mount_target: str = _setting("/opt/workspace", "", "Where a session's directory is inside the sandbox.")
     user_mount_target: str = _setting("/opt/user", "", "Where a scope's long-term directory is inside the sandbox.")
     runtime: str = _setting("", "", "Runtime of the container engine: empty for its default, `runsc` for gVisor.")
@@ -194,9 +197,11 @@ class Settings(BaseModel):
         parse_listen(value)
         return value
 
-    @field_validator("data_root")
+    @field_validator("data_root", "link_dir")
     @classmethod
-    def _data_root_is_absolute(cls, value: Path) -> Path:
+    def _directories_are_absolute(cls, value: Path | None) -> Path | None:
+        if value is None:
+            return None
         if not value.is_absolute() or "\0" in str(value) or ".." in value.parts:
             raise ValueError("must be an absolute path without '..'")
         return value

@@ -1,9 +1,10 @@
 """The data root: one service at a time, a fixed layout, a uid for each scope.
 
 Layout: ``<scope>/workspace`` (long-term, and the workspace without a session), ``<scope>/sessions/<session>``,
-``<scope>/.staging``; ``<scope>/.spares/<sandbox id>`` (a session without a name) and ``.spares/<sandbox id>`` (a scope without
-one, with such a session), renamed when they get it; ``.run/<sandbox id>`` (links), ``.trash`` (being removed), ``.uids``,
-``.tenant``, ``.lock``, ``.state.db`` and ``.answers`` (see records.py). Names of scopes never begin with a dot.
+``<scope>/.staging``; ``<scope>/.spares/<sandbox id>`` (a session without a name) and ``.spares/<sandbox id>`` (a scope
+without one, with such a session), renamed when they get it; ``.run/<sandbox id>`` (links, where no other place is named),
+``.trash`` (being removed), ``.uids``, ``.tenant``, ``.lock``, ``.state.db`` and ``.answers`` (see records.py). Names of
+scopes never begin with a dot.
 
 Promises: every directory that tenants own lies in one that only the service can write, and is reached without following
 a link; a scope's uid never changes and is never given to another, across restarts.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -72,11 +74,15 @@ class Place:
 
 @dataclass(slots=True)
 class DataRoot:
-    """The data root at ``path``. single_tenant: the first scope claims it."""
+    """The data root at ``path``. single_tenant: the first scope claims it.
+
+    links: directory for the link directories of this data root and of others, each below a name of its own; None: ``.run``.
+    """
 
     path: Path
     ids: Ids
     single_tenant: bool = False
+    links: Path | None = None
     records: Records = field(init=False)
     _lock: int | None = None
     _uids: dict[str, int] = field(default_factory=dict)
@@ -99,6 +105,9 @@ class DataRoot:
             self.path.chmod(0o700)
             for name in (".run", ".trash", SPARES):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
+            if self.links is not None:
+                self.links.mkdir(mode=0o755, parents=True, exist_ok=True)
+                self._links.mkdir(mode=0o700, exist_ok=True)
             self._uids = self._read_uids()
         except OSError as error:
             self.close()
@@ -217,25 +226,36 @@ class DataRoot:
 
     def run_dir(self, sandbox: SandboxId) -> Path:
         """Make and return the link directory of a sandbox: readable inside, written by the service alone."""
-        path = self.path / ".run" / sandbox
+        path = self._links / sandbox
         path.mkdir(mode=0o755)
         path.chmod(0o755)
         return path
 
     def found_run_dir(self, sandbox: SandboxId) -> Path:
         """Return the link directory that an earlier service made for a sandbox."""
-        return self.path / ".run" / sandbox
+        here, before = self._links / sandbox, self.path / ".run" / sandbox  # it may have had no other place yet
+        return before if before.is_dir() and not here.is_dir() else here
 
     def drop_run_dir(self, sandbox: SandboxId) -> None:
         """Remove the link directory of a sandbox, if it is there."""
-        shutil.rmtree(self.path / ".run" / sandbox, ignore_errors=True)
+        for place in {self._links, self.path / ".run"}:
+            shutil.rmtree(place / sandbox, ignore_errors=True)
 
     def drop_run_dirs(self, keep: Collection[SandboxId] = ()) -> None:
         """Remove the link directories of an earlier service, but those of sandboxes to ``keep``; of others none may be left."""
-        with os.scandir(self.path / ".run") as entries:
-            left = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in keep]
-        for path in left:
-            shutil.rmtree(path, ignore_errors=True)
+        for place in {self._links, self.path / ".run"}:
+            with os.scandir(place) as entries:
+                left = [
+                    entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in keep
+                ]
+            for path in left:
+                shutil.rmtree(path, ignore_errors=True)
+
+    @property
+    def _links(self) -> Path:
+        if self.links is None:
+            return self.path / ".run"
+        return self.links / hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
     # --- removal ----------------------------------------------------------------------------------------------------
 

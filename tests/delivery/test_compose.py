@@ -39,10 +39,16 @@ def test_the_workflows_are_workflows() -> None:
 def test_the_data_root_has_the_same_path_on_the_host() -> None:
     """The engine looks up on the host what a sandbox is shown."""
     root = service()["environment"]["SANDBOX_DATA_ROOT"]
-    assert [(each["source"], each["target"]) for each in service()["volumes"] if each["target"] == root] == [
-        (root, root)
-    ]
+    mounts = [each for each in service()["volumes"] if isinstance(each, dict)]
+    assert [(each["source"], each["target"]) for each in mounts if each["target"] == root] == [(root, root)]
     assert root == "${SANDBOX_DATA_ROOT:-/opt/cellbox/data}"
+
+
+def test_sockets_lie_beside_the_data_where_the_engine_makes_a_directory() -> None:
+    """A structured bind of a directory that is missing, as after a restart of the host, would end the start."""
+    place = "${SANDBOX_LINK_DIR:-/run/cellbox}"
+    assert service()["environment"]["SANDBOX_LINK_DIR"] == place
+    assert f"{place}:{place}" in service()["volumes"]
 
 
 def test_only_the_local_host_reaches_it_unless_the_port_is_published_elsewhere() -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +161,18 @@ def test_the_next_service_removes_what_it_does_not_know(serve: Callable[..., Cel
     service.start()
     assert containers(service, scope) == []
     assert service.cell("'x' in globals()", scope=scope, session="s")["state"] == "new"
+
+
+def test_sockets_lie_where_they_are_told_to_and_are_found_again(
+    serve: Callable[..., Cellbox], scope: str, tmp_path: Path
+) -> None:
+    service = serve(link_dir=str(tmp_path / "links"))
+    service.cell("x = 41", scope=scope, session="s")
+    assert [entry for entry in (service.root / ".run").iterdir() if entry.is_dir()] == []
+    assert len(list(tmp_path.glob("links/*/*"))) == 1
+    service.end(signal.SIGKILL)
+    service.start()
+    assert service.cell("print(x + 1)", scope=scope, session="s")["stdout"] == "42\n"
 
 
 @pytest.mark.parametrize("name", ["bridge", "no-such-network"])

@@ -44,6 +44,26 @@ def test_link_directories_of_an_earlier_service_are_removed(root: DataRoot) -> N
     assert list((root.path / ".run").iterdir()) == [state], "what the backend keeps there is the backend's"
 
 
+def test_link_directories_have_another_place_where_one_is_named(tmp_path: Path) -> None:
+    """Data roots share it and touch their own only; one that was made before it was named is found and removed."""
+    first, second = (DataRoot(tmp_path / name, OWN, links=tmp_path / "links") for name in ("one", "two"))
+    before = DataRoot(tmp_path / "one", OWN)
+    before.open()
+    old = before.run_dir(SandboxId("00000000000000aa"))
+    before.close()
+    first.open()
+    second.open()
+    mine, others = first.run_dir(SandboxId("00000000000000bb")), second.run_dir(SandboxId("00000000000000bb"))
+    assert mine != others
+    assert mine.is_relative_to(tmp_path / "links")
+    assert first.found_run_dir(SandboxId("00000000000000bb")) == mine
+    assert first.found_run_dir(SandboxId("00000000000000aa")) == old
+    first.drop_run_dirs()
+    assert (old.exists(), mine.exists(), others.exists()) == (False, False, True)
+    first.close()
+    second.close()
+
+
 def test_layout(root: DataRoot) -> None:
     place = root.prepare(Key("u1", "chat"))
     assert place.workspace == root.path / "u1" / "sessions" / "chat"
