@@ -37,6 +37,7 @@ from interpreter.scopes.root import DataRootError
 from interpreter.service import Interpreter, ServiceConfig
 from interpreter.settings import Settings, SettingsError
 from interpreter.tasks import Tasks, finish
+from interpreter.wording import counted
 
 MIB = 2**20
 CLOSE_S = 30.0
@@ -230,8 +231,8 @@ def _left(service: Interpreter, settings: Settings) -> str:
     if not service.released:
         return "stopped; no sandbox was running"
     return (
-        f"stopped; {service.released} sandboxes go on for the next service on this data root, and end after"
-        f" {settings.idle_ttl:g} s without one (`cellbox stop --all` removes them with the service)"
+        f"stopped; {counted(service.released, 'sandbox')} left running for the next service on this data root, to end after"
+        f" {settings.idle_ttl:g} s without one (`cellbox stop --all` removes all with the service)"
     )
 
 
@@ -296,11 +297,11 @@ def _announce(settings: Settings, choice: Choice, sockets: list[socket.socket], 
 def _limits(settings: Settings, backend: Backend) -> str:
     """One line on what a sandbox may use."""
     if not backend.limits_hold:
-        return f"none on memory, processor and processes; {settings.max_sessions} sandboxes"
+        return f"none on memory, processor and processes; {counted(settings.max_sessions, 'sandbox')}"
     cores = f"{settings.cpus:g} {'core' if settings.cpus == 1 else 'cores'}"
     return (
-        f"{settings.memory_mb} MiB memory, {cores}, {settings.pids_limit} processes per sandbox; "
-        f"{settings.max_sessions} sandboxes"
+        f"{settings.memory_mb} MiB memory, {cores}, {counted(settings.pids_limit, 'process')} per sandbox; "
+        f"{counted(settings.max_sessions, 'sandbox')}"
     )
 
 

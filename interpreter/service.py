@@ -19,14 +19,12 @@ from typing import Any, TypeVar
 
 from sandboxd.protocol import OutputLimits
 
-from interpreter import shortage
 from interpreter.backends.base import Backend, BackendUnavailable, Limits, Stats
 from interpreter.errors import (
     ExecutionNotFound,
     KernelNotFound,
     ServiceError,
     ShuttingDown,
-    StorageFailed,
     TooManyExecutions,
     TooManySessions,
 )
@@ -41,6 +39,7 @@ from interpreter.health import Health
 from interpreter.keys import KernelKey, Key, check_name
 from interpreter.link.connection import LinkLimits
 from interpreter.recovery import boot_id, recover
+from interpreter.removal import Removal, all_finished
 from interpreter.sandboxes import listings, reaper, spares
 from interpreter.sandboxes.kernels import Kernels
 from interpreter.sandboxes.live import Live
@@ -72,7 +71,6 @@ class ServiceConfig:
     """
 
     data_root: Path
-    link_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
     environment: Mapping[str, str] = field(default_factory=dict)
     uid: int | None = None
@@ -102,11 +100,10 @@ class Interpreter:
         self._clock = clock
         own = os.geteuid() != 0 or backend.single_tenant
         ids = Ids(own=own, uid=config.uid, gid=config.gid, base=config.uid_base)
-        self._data = DataRoot(config.data_root, ids, single_tenant=backend.single_tenant, links=config.link_dir)
+        self._data = DataRoot(config.data_root, ids, single_tenant=backend.single_tenant)
         self._table = Table(limit=config.max_sessions, idle_s=config.idle_ttl_s)
         self._kernels = Kernels(max_queue=config.max_queue, max_kernels=config.max_kernels)
-        self._outputs = config.data_root / ".outputs"
-        self._store = Store(keep_s=config.result_ttl_s, folder=self._outputs, spill=config.spill_bytes)
+        self._store = Store(keep_s=config.result_ttl_s)
         self._recorder = Recorder(
             self._data.records, self._kernels, config.data_root, keep_s=config.result_ttl_s, clock=clock
         )
@@ -137,6 +134,9 @@ class Interpreter:
             recorder=self._recorder,
             clock=clock,
         )
+        self._removal = Removal(
+            self._table, self._kernels, self._manager, self._runner, self._store, self._recorder, self._data, self._plan
+        )
         self._stops = KernelStops(
             self._kernels,
             self._manager,
@@ -148,7 +148,6 @@ class Interpreter:
         """How many sandboxes go on without this service."""
         self._tasks = Tasks()
         self._draining = False
-        self._sweeping = asyncio.Lock()
         self._health = Health(backend, self._data.trouble, clock=clock)
         self.notices: list[str] = []
         """What the start found and went on without, for the operator."""
@@ -164,7 +163,6 @@ class Interpreter:
         try:
             self.notices = await asyncio.to_thread(self._data.records.open, boot=boot_id(), now=self._clock())
             await asyncio.to_thread(self._recorder.sweep)
-            await asyncio.to_thread(_make_empty, self._outputs)
             warnings = await self._checked()
             await recover(
                 self._backend,
@@ -212,7 +210,7 @@ class Interpreter:
         self._draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_timeout_s):
-                await _all_finished(self._store.active())
+                await all_finished(self._store.active())
 
     async def release(self) -> None:
         """Let go of what runs, for the next service on this data root, and close all that is ours. May be called twice.
@@ -236,7 +234,7 @@ class Interpreter:
         await self._manager.aclose()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await _all_finished(active)
+                await all_finished(active)
         await self._runner.aclose(within_s=CLOSE_S)
         await self._close()
 
@@ -300,6 +298,14 @@ class Interpreter:
         self._store.restore(kept)
         return kept
 
+    async def recall(self, execution_id: str | None, scope: str | None) -> None:
+        """Have a long answer that is kept on disk in memory, so that ``submit`` and ``execution`` read no file for it."""
+        if execution_id is None or self._store.has(execution_id, scope, self._clock()):
+            return
+        kept = await self._recorder.recall(execution_id, scope)
+        if kept is not None and not self._store.has(execution_id, scope, self._clock()):
+            self._store.restore(kept)
+
     def _kept(self, request: ExecRequest) -> Execution | None:
         """Return the first execution of the same request and id if it is not in memory any more. Raises ExecutionIdTaken."""
         if request.execution_id is None or (kept := self._recorder.find(request.execution_id, request.scope)) is None:
@@ -310,10 +316,6 @@ class Interpreter:
     def cancel(self, execution: Execution) -> None:
         """End it: a queued one never runs, a running one is interrupted or killed. Nothing if it has finished."""
         self._runner.end(execution, "cancel")
-
-    async def input(self, execution: Execution, text: str) -> None:
-        """Give an execution what it reads. Raises NoInputRequested where it has not asked."""
-        await self._runner.input(execution, text)
 
     async def scopes(self) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes``: scopes that have data or a sandbox."""
@@ -372,84 +374,23 @@ class Interpreter:
         Raises SessionBusy while something is queued or running there, unless ``force``.
         """
         key = Key.of(scope, check_name("session", session))
-        return await self._shielded(self._remove([key], purge=purge, force=force), "remove session")
+        return await self._shielded(self._removal.remove([key], purge=purge, force=force), "remove session")
 
     async def remove_sandbox(self, scope: str, *, force: bool = False) -> dict[str, Any]:
         """Remove the session-less sandbox; otherwise as ``remove_session``."""
-        return await self._shielded(self._remove([Key.of(scope, None)], purge=False, force=force), "remove sandbox")
+        return await self._shielded(
+            self._removal.remove([Key.of(scope, None)], purge=False, force=force), "remove sandbox"
+        )
 
     async def remove_scope(self, scope: str, *, purge: bool = False, force: bool = False) -> dict[str, Any]:
         """Remove all sandboxes of ``scope``, and all its data if ``purge``; otherwise as ``remove_session``."""
         check_name("scope", scope)
         keys = sorted({*self._table.keys(scope), *self._kernels.keys(scope)}, key=lambda key: key.session or "")
-        return await self._shielded(self._remove(keys, purge=purge, force=force, scope=scope), "remove scope")
+        return await self._shielded(self._removal.remove(keys, purge=purge, force=force, scope=scope), "remove scope")
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not."""
         return await self._health.ask()
-
-    async def _remove(self, keys: list[Key], *, purge: bool, force: bool, scope: str | None = None) -> dict[str, Any]:
-        """Remove sandboxes. Decided before the first wait: who comes later gets a fresh sandbox, after the purge."""
-        rows = self._table.removable(keys, force=force)
-        ended = [execution for key in keys for execution in self._store.active(key)]
-        for execution in ended:
-            self._runner.end(execution, "deleted")
-        lives = [live for row in rows if (live := self._manager.get(row.key)) is not None]
-        unused = []
-        if scope is not None:
-            self._plan.forget(scope)
-            unused = [live for row in self._table.spares(scope) if (live := self._manager.live(row)) is not None]
-        for live in [*lives, *unused]:
-            self._manager.stop(live, "deleted")
-        for key in keys:
-            self._kernels.ended_by_owner(key)
-        async with self._manager.held(scope or frozenset(keys)):
-            await self._manager.gone([*lives, *unused])
-            await _all_finished(ended)
-            if not purge:
-                return {"removed": len(lives), "purged": False}
-            for key in keys:
-                self._kernels.forget(key)
-            forgotten = await self._forget(keys, scope)
-            try:
-                await finish(asyncio.to_thread(self._move_away, keys, scope), within_s=REMOVE_S)
-            except OSError as error:
-                cause = shortage.told(error.errno) or "the log of the service has the reason"
-                log.error("a directory could not be purged", exc_info=error)
-                raise StorageFailed(f"The data could not be moved away: {cause}.") from error
-        purged = await self._sweep()
-        if not forgotten:  # on a full disk, which may have room now
-            purged = await self._forget(keys, scope) and purged
-        if not purged:
-            log.warning("not all of a purged directory could be removed yet", extra={"scope": scope or keys[0].scope})
-        return {"removed": len(lives), "purged": purged}
-
-    async def _forget(self, keys: list[Key], scope: str | None) -> bool:
-        """Forget the answers of what is purged; whether none is left, in records either."""
-        wanted = [(key.scope, key.session) for key in keys] if scope is None else [(scope, None)]
-        for name, session in wanted:
-            self._store.forget(name, session)
-        try:
-            for name, session in wanted:
-                await self._recorder.forget(name, session)
-        except StorageFailed:
-            return False
-        return True
-
-    async def _sweep(self) -> bool:
-        """Remove what was moved away; False if it is not all gone in time. One at a time: a purge of millions of files takes
-        one thread, however many wait for theirs, and leaves the others to sandboxes that start."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REMOVE_S), self._sweeping:
-                return await finish(asyncio.to_thread(self._data.sweep), within_s=REMOVE_S)
-        return False
-
-    def _move_away(self, keys: list[Key], scope: str | None) -> None:
-        if scope is not None:
-            self._data.purge_scope(scope)
-        else:
-            for key in keys:
-                self._data.purge_session(key)
 
     def _can_spare(self) -> bool:
         return self._backend.spares and can_rename_new(self._data.path)
@@ -472,17 +413,3 @@ class Interpreter:
     async def _shielded(self, work: Coroutine[Any, Any, _T], name: str) -> _T:
         """Do ``work`` to its end also when its caller goes away."""
         return await asyncio.shield(self._tasks.start(work, name=name, expected=ServiceError))
-
-
-def _make_empty(folder: Path) -> None:
-    """Have ``folder``, without what an earlier service left in it."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for left in folder.iterdir():
-        left.unlink()
-
-
-async def _all_finished(executions: list[Execution]) -> None:
-    """Wait until all have ended, whichever way."""
-    for execution in executions:
-        with contextlib.suppress(ServiceError):
-            await execution.finished()

@@ -31,6 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.tasks": set(),
     "interpreter.listen": set(),
     "interpreter.shortage": set(),
+    "interpreter.wording": set(),
     "interpreter.settings": {"interpreter.listen"},
     "interpreter.languages": set(),
     "interpreter.wire": set(),
@@ -45,6 +46,7 @@ ARROWS: dict[str, set[str]] = {
         "interpreter.scopes",
     }
     | LEAVES,
+    "interpreter.removal": {"interpreter.executions", "interpreter.sandboxes", "interpreter.scopes"} | LEAVES,
     "interpreter.client": {"interpreter.wire", "interpreter.languages"},
     "interpreter.backends": {"sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
     "interpreter.backends.base": set(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -46,7 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return WRONG
-    code: int = command.run(arguments)
+    try:
+        code: int = command.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `cellbox config | head`: who reads has had enough
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())  # or it is said once more when Python ends
+        return FAILED
     return code
 
 

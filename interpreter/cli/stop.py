@@ -13,6 +13,7 @@ from pathlib import Path
 
 from interpreter import app, settings
 from interpreter.cli import FAILED, OK, WRONG
+from interpreter.wording import counted
 
 MARGIN_S = 40.0
 """What a service may need to close everything, beyond the time it waits for running calls."""
@@ -53,7 +54,7 @@ def _remove_all(found: settings.Settings) -> int:
     except app.StartError as error:
         print(error, file=sys.stderr)
         return FAILED
-    print(f"no service was running; {removed} sandboxes removed")
+    print(f"no service was running; {counted(removed, 'sandbox')} removed")
     return OK
 
 

@@ -23,6 +23,7 @@ class ExecHandler(ApiHandler):
         after = last_event_id(self) if stream else -1
         request = exec_request(body, self.api.limits)
         service = self.api.service
+        await service.recall(request.execution_id, request.scope)
         if body.detach or stream:
             execution = service.submit(replace(request, stream=True))
             if body.detach:

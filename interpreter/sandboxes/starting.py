@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from sandboxd.protocol import KernelGone, ProtocolError
@@ -39,12 +39,15 @@ KERNEL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SandboxConfig:
-    """What every sandbox gets. start_s: from the start to the hello. starts: how many may start at once; the others wait."""
+    """What every sandbox gets. start_s: from the start to the hello. starts: how many may start at once; the others wait,
+    ``turn_s`` at most.
+    """
 
     limits: Limits
     link: LinkLimits
     environment: Mapping[str, str] = field(default_factory=dict)
     start_s: float = 30.0
+    turn_s: float = 120.0
     starts: int = 1 + (os.cpu_count() or 1)
     """A start takes a fifth of a second of a core. 200 at once on two cores took each other's time, and half of them were told
     after 30 s that they had been too slow; in turns the first has its answer after 0.5 s and the last one no later."""
@@ -81,7 +84,7 @@ class Starter:
         key, sandbox_id = live.row.key, live.row.id
         try:
             place = await finish(asyncio.to_thread(self._place, live), within_s=PREPARE_S)
-            async with self._starts, asyncio.timeout(self._config.start_s):
+            async with self._turn(), asyncio.timeout(self._config.start_s):
                 directory = await finish(asyncio.to_thread(self._data.run_dir, sandbox_id), within_s=PREPARE_S)
                 listener = Listener(directory, uid=place.uid, gid=place.gid)
                 try:
@@ -114,6 +117,22 @@ class Starter:
         except OSError as error:
             cause = shortage.told(error.errno) or "the log of the service has the reason"
             raise SandboxStartFailed(f"The sandbox could not be started: {cause}.", retry_after_s=5.0) from error
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until one more may start. Raises SandboxStartFailed."""
+        try:
+            async with asyncio.timeout(self._config.turn_s):
+                await self._starts.acquire()
+        except TimeoutError:
+            raise SandboxStartFailed(
+                f"So many sandboxes start that for {self._config.turn_s:g} s it was not this one's turn.",
+                retry_after_s=self._config.start_s,
+            ) from None
+        try:
+            yield
+        finally:
+            self._starts.release()
 
     def _place(self, live: Live) -> Place:
         if live.spare is None:

@@ -175,3 +175,20 @@ def test_version_and_help(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["nonsense"])
     assert ended.value.code == 2
+
+
+def test_a_reader_that_has_had_enough_is_no_error_to_talk_about():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "interpreter", "config"],
+            env=environment(),
+            cwd=REPOSITORY,
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from sandboxd.protocol import Execute, KernelGone
 from interpreter.backends.base import BackendUnavailable, Sandbox, Stats
 from interpreter.backends.fake import FakeBackend, FakeSandbox
 from interpreter.errors import ExecutionIdTaken, ShuttingDown, StorageFailed
+from interpreter.executions.recorder import INLINE_BYTES
 from interpreter.records import Records
 from interpreter.scopes.root import DataRootError
 from interpreter.service import Interpreter, ServiceConfig
@@ -334,3 +336,24 @@ async def test_the_state_file_of_a_newer_service_stops_the_start(make_house: Mak
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(DataRootError, match="newer"):
         await make_house()
+
+
+async def test_a_long_answer_is_read_in_a_thread_once_it_is_recalled(
+    first: House, make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "x" * (2 * INLINE_BYTES)
+    assert (await first.exec(text, execution_id="long")).stdout == text
+    await first.service.release()
+    second = await make_house(first)
+    read, readers = Path.read_bytes, []
+
+    def noted(path: Path) -> bytes:
+        readers.append(threading.current_thread())
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    await asyncio.gather(*(second.service.recall("long", "u1") for _ in range(2)))
+    assert (await second.exec(text, execution_id="long")).stdout == text
+    assert second.service.execution("long", "u1").id == "long"
+    assert readers
+    assert threading.main_thread() not in readers

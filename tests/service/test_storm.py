@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sandboxd.protocol import Execute, Finished
 
-from interpreter.errors import ServiceError
+from interpreter.errors import SandboxStartFailed, ServiceError
 from tests.fakes.sandboxd import Peer, never, until_cancelled
 from tests.service.conftest import House
 
@@ -111,3 +112,17 @@ async def test_a_storm(make_house: MakeHouse, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10, 20))
 async def test_a_long_storm(make_house: MakeHouse, seed: int) -> None:
     await _blow(make_house, seed, 300)
+
+
+async def test_who_waits_too_long_for_a_start_is_told_so_and_nothing_runs(house: House) -> None:
+    starter = house.service._manager._starter
+    starter._starts, starter._config = asyncio.Semaphore(1), dataclasses.replace(starter._config, turn_s=0.05)
+    house.backend.hold.clear()
+    first = house.submit("a", session="first")
+    with pytest.raises(SandboxStartFailed, match="turn") as refused:
+        await house.exec("b", session="second")
+    assert refused.value.retry_after_s
+    house.backend.hold.set()
+    assert (await house.service.settle(first)).stdout == "a"
+    assert (await house.exec("b", session="second")).stdout == "b"
+    assert house.sandboxd.began.count("b") == 1

@@ -153,7 +153,11 @@ def _remove(file: Path, prefix: str, within_s: float) -> None:
     except NotOurs as error:
         log.warning("a state file is none of this data root's: %s", error, extra={"file": file.name[:80]})
     except OSError as error:
-        log.error("a state file cannot be read; its sandbox may be left", extra={"file": file.name}, exc_info=error)
+        # Of the service, as where it is out of descriptors: the file is what a later start finds the sandbox by.
+        gone = False
+        log.error(
+            "a sandbox could not be removed; a later start tries again", extra={"file": file.name}, exc_info=error
+        )
     if gone:
         file.unlink(missing_ok=True)
 
