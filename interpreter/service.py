@@ -71,6 +71,7 @@ class ServiceConfig:
     """
 
     data_root: Path
+    link_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
     environment: Mapping[str, str] = field(default_factory=dict)
     uid: int | None = None
@@ -100,10 +101,11 @@ class Interpreter:
         self._clock = clock
         own = os.geteuid() != 0 or backend.single_tenant
         ids = Ids(own=own, uid=config.uid, gid=config.gid, base=config.uid_base)
-        self._data = DataRoot(config.data_root, ids, single_tenant=backend.single_tenant)
+        self._data = DataRoot(config.data_root, ids, single_tenant=backend.single_tenant, links=config.link_dir)
         self._table = Table(limit=config.max_sessions, idle_s=config.idle_ttl_s)
         self._kernels = Kernels(max_queue=config.max_queue, max_kernels=config.max_kernels)
-        self._store = Store(keep_s=config.result_ttl_s)
+        self._outputs = config.data_root / ".outputs"
+        self._store = Store(keep_s=config.result_ttl_s, folder=self._outputs, spill=config.spill_bytes)
         self._recorder = Recorder(
             self._data.records, self._kernels, config.data_root, keep_s=config.result_ttl_s, clock=clock
         )
@@ -163,6 +165,7 @@ class Interpreter:
         try:
             self.notices = await asyncio.to_thread(self._data.records.open, boot=boot_id(), now=self._clock())
             await asyncio.to_thread(self._recorder.sweep)
+            await asyncio.to_thread(_make_empty, self._outputs)
             warnings = await self._checked()
             await recover(
                 self._backend,
@@ -317,6 +320,10 @@ class Interpreter:
         """End it: a queued one never runs, a running one is interrupted or killed. Nothing if it has finished."""
         self._runner.end(execution, "cancel")
 
+    async def input(self, execution: Execution, text: str) -> None:
+        """Give an execution what it reads. Raises NoInputRequested where it has not asked."""
+        await self._runner.input(execution, text)
+
     async def scopes(self) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes``: scopes that have data or a sandbox."""
         kept = await asyncio.to_thread(self._data.scopes)
@@ -413,3 +420,10 @@ class Interpreter:
     async def _shielded(self, work: Coroutine[Any, Any, _T], name: str) -> _T:
         """Do ``work`` to its end also when its caller goes away."""
         return await asyncio.shield(self._tasks.start(work, name=name, expected=ServiceError))
+
+
+def _make_empty(folder: Path) -> None:
+    """Have ``folder``, without what an earlier service left in it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for left in folder.iterdir():
+        left.unlink()

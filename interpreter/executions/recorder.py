@@ -190,7 +190,9 @@ class Recorder:
         record = self._records.finished(execution_id, scope)
         if record is None or record.finished_at is None or record.finished_at < self._clock() - self._keep_s:
             return None
-        return dataclasses.replace(record, finished_at=min(record.finished_at, self._clock()))  # it may be of another boot
+        return dataclasses.replace(
+            record, finished_at=min(record.finished_at, self._clock())
+        )  # it may be of another boot
 
     def _read(self, record: ExecutionRecord) -> Execution | None:
         text = record.answer if record.file is None else (self._folder / record.file).read_bytes()

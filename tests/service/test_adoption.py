@@ -203,7 +203,11 @@ async def test_the_events_of_a_kept_answer_begin_as_all_do(first: House, make_ho
     await first.service.release()
     second = await make_house(first)
     kept = second.service.execution("x", "u1")
-    assert [(event["seq"], event["type"]) for event in kept.events.after()] == [(0, "started"), (1, "finished")]
+    assert [(event.seq, event.type) for event in kept.events.after()] == [
+        (0, "started"),
+        (1, "stdout"),
+        (2, "finished"),
+    ]
 
 
 async def test_a_sandbox_that_is_gone_ends_what_ran_in_it(first: House, make_house: MakeHouse) -> None:
