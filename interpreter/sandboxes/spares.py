@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PAUSE_S = 0.3
 """From the moment when a spare is missing: the first call of the session that has taken it has the machine to itself."""
+PATIENCE = 0.1
+"""Of the idle time, which a spare has before another scope's may be made in its place."""
 LONGEST_PAUSE_S = 60.0
 """Where spares do not start."""
 
@@ -63,9 +65,9 @@ class Plan:
     def missing(self, there: Sequence[str | None], now: float) -> list[str | None]:
         """Return the scopes for which spares are to be made beside those that are ``there``, the most urgent first.
 
-        One that is there for somebody else counts: it is not ended for another.
+        One that is there for somebody else counts, as long as it is not ``misplaced``.
         """
-        recent = [scope for scope, at in reversed(self._used.items()) if now - at < self.idle_s]
+        recent = self._recent(now)
         if not recent:
             return []
         found, left = [], Counter(there)
@@ -76,6 +78,19 @@ class Plan:
                 found.append(scope)
         return found[: max(0, self.limit - len(there))]
 
+    def misplaced(self, scope: str | None, now: float, *, since: float) -> bool:
+        """Whether a spare that has been there ``since`` is for nobody who came lately, and another may be made instead.
+
+        Not at once: many scopes in turns would end each other's spares, and none get any.
+        """
+        recent = self._recent(now)
+        return bool(recent) and scope not in recent and now - since >= self.idle_s * PATIENCE
+
+    def _recent(self, now: float) -> list[str | None]:
+        """Return those that may have a spare, the last one first."""
+        recent = [scope for scope, at in reversed(self._used.items()) if now - at < self.idle_s]
+        return recent[: self.limit]
+
 
 async def run(plan: Plan, table: Table, manager: Manager, clock: Callable[[], float]) -> None:
     """Make spares for ever, one after the other."""
@@ -84,10 +99,14 @@ async def run(plan: Plan, table: Table, manager: Manager, clock: Callable[[], fl
         await manager.changed.wait()
         await asyncio.sleep(pause_s)
         manager.changed.clear()
-        there = [row.key.scope or None for row in table.spares()]
-        scopes = plan.missing(there, clock())
+        there, now = table.spares(), clock()
+        for row in there if len(there) >= plan.limit else []:
+            live = manager.live(row)
+            if live is not None and plan.misplaced(row.key.scope or None, now, since=row.used_at):
+                manager.stop(live, "idle")
+        scopes = plan.missing([row.key.scope or None for row in table.spares()], now)
         if not scopes or table.room() < 1 or table.starting():
             continue  # whatever changes that is told
-        live = manager.begin_spare(scopes[0])
-        await asyncio.wait([live.started])
-        pause_s = PAUSE_S if live.usable else min(2 * pause_s, LONGEST_PAUSE_S)
+        made = manager.begin_spare(scopes[0])
+        await asyncio.wait([made.started])
+        pause_s = PAUSE_S if made.usable else min(2 * pause_s, LONGEST_PAUSE_S)

@@ -54,14 +54,26 @@ def elapsed_ms(step: Step) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def against(name: str, ours: Step, compared_with: str, other: Step, *, n: int, warm_up: int, limit: float) -> Row:
+def against(
+    name: str,
+    ours: Step,
+    compared_with: str,
+    other: Step,
+    *,
+    n: int,
+    warm_up: int,
+    limit: float,
+    prepare: Step = lambda: None,
+) -> Row:
     """Time ``ours`` and ``other`` in turn, ``n`` times each after ``warm_up`` rounds that do not count.
 
+    prepare: done before each round, and not timed.
     Raises NoAnswer if ``other`` did so more than a few times.
     """
     before, lost = os.getloadavg()[0], 0
     mine, theirs = [], []
     for number in range(-warm_up, n):
+        prepare()
         taken = elapsed_ms(ours)
         try:
             other_taken = elapsed_ms(other)

@@ -34,13 +34,25 @@ def test_the_scope_that_came_last_is_first_and_the_next_newcomer_follows() -> No
 
 
 def test_one_that_is_there_for_somebody_else_counts() -> None:
-    """Many scopes in turns would else end each other's spares, and get none."""
     made = plan(1)
     made.used("u1", 1.0, unseen=False)
     assert made.missing(["u0"], 1.0) == []
     made = plan(2)
     made.used("u1", 1.0, unseen=False)
     assert made.missing(["u0"], 1.0) == ["u1"]
+
+
+def test_one_for_nobody_who_came_lately_goes_for_another_but_not_at_once() -> None:
+    """Many scopes in turns would end each other's spares, and get none."""
+    made = plan(1)
+    made.used("u1", 1.0, unseen=False)
+    assert not made.misplaced(None, 1.9, since=1.0)
+    assert made.misplaced(None, 2.0, since=1.0)
+    assert not made.misplaced("u1", 2.0, since=1.0)
+    made = plan(2)
+    made.used("u1", 1.0, unseen=False)
+    assert not made.misplaced(None, 2.0, since=1.0), "there is room for both"
+    assert not plan(1, unseen=False).misplaced("u0", 9.0, since=0.0), "nobody came"
 
 
 def test_a_scope_without_a_new_session_for_the_idle_time_has_none_any_more() -> None:

@@ -115,6 +115,20 @@ async def test_one_that_nobody_wants_goes_and_is_made_again_when_somebody_comes(
     await ready(house, 1)
 
 
+async def test_one_for_newcomers_becomes_one_for_the_only_scope_that_comes(make_house: MakeHouse) -> None:
+    house = await pooled(make_house, idle_ttl_s=60)
+    await house.exec("a", session=None)
+    await house.exec("a", session="missed")
+    await house.exec("a", scope="u2", session=None)
+    assert house.service.spares()["there"] == 1
+    house.clock.ahead += 6
+    await house.exec("a", session="missed2")
+    await until(lambda: [row.key.scope for row in house.service._table.spares()] == ["u1"])
+    await ready(house, 1)
+    await house.exec("a", session="third")
+    assert house.service.spares()["taken"] == 1
+
+
 async def test_a_reset_or_purge_of_a_scope_ends_its_spares(make_house: MakeHouse) -> None:
     house = await pooled(make_house)
     await house.exec("a")
