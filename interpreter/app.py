@@ -32,6 +32,7 @@ from interpreter.http.base import Api, ExecLimits
 from interpreter.http.guard import Guard
 from interpreter.http.routes import application
 from interpreter.http.server import ApiServer, ConnectionLimits
+from interpreter.http.websocket import close_all
 from interpreter.listen import Listen, bind
 from interpreter.scopes.root import DataRootError
 from interpreter.service import Interpreter, ServiceConfig
@@ -194,6 +195,7 @@ async def serve(
         else:
             await finish(service.release(), within_s=CLOSE_S)
             say(_left(service, settings))
+        await close_all(api.sockets)
         # An execution has ended before its answer is written: closing now would cut it off.
         await server.at_rest(within_s=ANSWERS_S)
 

@@ -178,6 +178,21 @@ class EventsQuery(ExecutionQuery):
     )
 
 
+class SocketQuery(Request):
+    """Whose executions a WebSocket is for."""
+
+    scope: Name = Field(description="Who owns the data.")
+    session: Session = None
+
+
+class AttachMessage(Request):
+    """Over a WebSocket: follow an execution of its scope."""
+
+    id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    execution_id: Name
+    after: Annotated[int, Field(ge=-1)] | None = None
+
+
 class SessionQuery(Request):
     """Which sandbox of a scope."""
 

@@ -28,7 +28,7 @@ MAX_EVENTS = 200_000
 MAX_TEXT = 256 * 1024
 """Bytes of one text event."""
 
-BATCH_BYTES = 2**20
+BATCH_BYTES = 256 * 1024
 """Of what a reader gets at once."""
 
 _json = msgspec.json.Encoder()

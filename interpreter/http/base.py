@@ -76,20 +76,23 @@ class Api:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     bodies: BodyBudget = field(default_factory=BodyBudget)
     draining: bool = False
+    sockets: set[Any] = field(default_factory=set)
+    """The WebSockets that are open, see websocket.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one route, as it is served and as it is documented.
 
-    answer: model of the 200 body; None for a page of ours. media: type of a 200 body that is no JSON. errors: besides those that
-    every call may get. example: values for the path, the query and the body, run by the tests. public: needs no key.
-    while_draining: also served by a stopping service.
+    answer: model of the 200 body; None for a page of ours. media: type of a 200 body that is no JSON. upgrade: to a WebSocket.
+    errors: besides those that every call may get. example: values for the path, the query and the body, run by the tests.
+    public: needs no key. while_draining: also served by a stopping service.
     """
 
     summary: str
     answer: type[BaseModel] | None = None
     media: str | None = None
+    upgrade: bool = False
     query: type[BaseModel] = wire.NoQuery
     body: type[BaseModel] = wire.NoBody
     errors: tuple[type[ServiceError], ...] = ()

@@ -47,7 +47,7 @@ async def send_events(handler: ApiHandler, execution: Execution, *, after: int =
     try:
         handler.write(b"".join(map(_framed, first)) or _PING)
         await handler.flush()
-        async for batch in follow(execution.events, after=first[-1].seq if first else after):
+        async for batch in follow(execution.events, after=first[-1].seq if first else after, ping_s=PING_S):
             handler.write(b"".join(map(_framed, batch)) or _PING)
             await handler.flush()
         await handler.finish()
@@ -55,7 +55,7 @@ async def send_events(handler: ApiHandler, execution: Execution, *, after: int =
         pass  # It may come back; the execution goes on.
 
 
-async def follow(log: EventLog, *, after: int = -1, ping_s: float = PING_S) -> AsyncIterator[list[Event]]:
+async def follow(log: EventLog, *, after: int = -1, ping_s: float) -> AsyncIterator[list[Event]]:
     """Yield the events numbered above ``after``, in batches, to the end; an empty one whenever ``ping_s`` have brought none."""
     while True:
         batch = await log.wait(after, wait_s=ping_s)

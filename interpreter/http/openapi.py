@@ -111,7 +111,7 @@ def _operation(route: Route, method: str, operation: Operation) -> dict[str, Any
         "operationId": "_".join([method.lower(), *words]),
         "summary": operation.summary,
         "parameters": [*_path_parameters(route, operation), *_query_parameters(operation)],
-        "responses": {"200": _success(operation), **_failures(operation)},
+        "responses": {"101" if operation.upgrade else "200": _success(operation), **_failures(operation)},
     }
     if operation.public:
         found["security"] = []

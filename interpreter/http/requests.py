@@ -36,7 +36,12 @@ def read_body(model: type[M], body: bytes | bytearray) -> M:
         return model()
     if not body:
         raise InvalidRequest("The body is empty; send a JSON object.")
-    return _validate(model, strict_json.parse(body), "field")
+    return read_values(model, strict_json.parse(body))
+
+
+def read_values(model: type[M], values: dict[str, Any]) -> M:
+    """Return an object of JSON as ``model``."""
+    return _validate(model, values, "field")
 
 
 def read_query(model: type[M], query: str) -> M:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tornado.web import Application
 
 from interpreter import errors, wire
-from interpreter.http import events, executions, health, kernels, openapi, outputs, scopes
+from interpreter.http import events, executions, health, kernels, openapi, outputs, scopes, websocket
 from interpreter.http import exec as exec_
 from interpreter.http.base import Api, ApiHandler, Operation, Route, log_request
 from interpreter.http.errors import RangeNotSatisfiable
@@ -138,6 +138,18 @@ ROUTES: tuple[Route, ...] = (
                 errors=(errors.ExecutionNotFound, errors.NoInputRequested),
                 example=_ONE | {"text": "yes"},
                 while_draining=True,
+            )
+        },
+    ),
+    Route(
+        "/v1/ws",
+        websocket.WebSocketHandler,
+        {
+            "GET": Operation(
+                "Open a WebSocket: run, follow, feed and interrupt executions of one session.",
+                upgrade=True,
+                query=wire.SocketQuery,
+                example={"scope": "u1", "session": "chatA"},
             )
         },
     ),

@@ -78,6 +78,9 @@ class ScriptedService(Interpreter):
         execution.end(finished(execution, "interrupted"), 0.0)
         self.was_cancelled.set()
 
+    def warm(self, scope: str, session: str | None) -> None:
+        self._called("warm", scope, session)
+
     async def input(self, execution: Execution, text: str) -> None:
         self._called("input", execution.id, text)
 
