@@ -30,20 +30,27 @@ def ignores(pid: int, number: int) -> bool:
 def kill_below(pid: int, since: int) -> None:
     """SIGKILL what lives below ``pid`` and was started from ``since`` on, in ``ticks``.
 
-    All are found before the first is killed: the children of one that has ended are nobody's here. Parents go first, so that
-    none starts another.
+    All are found before the first is killed: the children of one that has ended are nobody's here. Each is stopped before it
+    is asked for its children, so that it starts no other meanwhile.
     """
     children: Callable[[int], list[int]] = _children_of
     if not Path("/proc/thread-self/children").exists():
         children = partial(_looked_up, _all_children())
-    below = [pid]
+    below, found = [pid], []
     for parent in below:
-        below += children(parent)
-    for child in below[1:]:
-        stat = _stat(child)
-        if stat is not None and int(stat[19]) >= since:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
+        for child in children(parent):
+            below.append(child)
+            stat = _stat(child)
+            if stat is not None and int(stat[19]) >= since:
+                found.append(child)
+                _send(child, signal.SIGSTOP)
+    for child in found:
+        _send(child, signal.SIGKILL)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _children_of(pid: int) -> list[int]:

@@ -450,5 +450,5 @@ def test_what_lives_below_ends_with_its_own_children():
             assert program.stdout is not None
             program.stdout.readline()
             processes.kill_below(program.pid, since)
-            assert select.select([program.stdout], [], [], 5)[0]
+            assert select.select([program.stdout], [], [], 20)[0]
             assert program.stdout.read() == b""
