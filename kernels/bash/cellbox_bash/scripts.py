@@ -24,6 +24,13 @@ PIECE_MAX = 16 * 2**20
 
 _TRAP_WORD = re.compile(rb"\btrap\b")
 _EXIT_WORD = re.compile(rb"EXIT\b|\bexit\b|\b0\b")
+_CHANGES_PARSING = re.compile(
+    rb"\b(?:alias|unalias|shopt|source|eval|enable|posix|verbose)\b|(?:^|[\s;&|({])\.\s|\bset\s[^\n;&|]{0,99}?[-+][A-Za-z]{0,30}[kv]",
+    re.MULTILINE,
+)
+"""What may change how the rest of a cell is to be read, an alias that a sourced file defines for one."""
+_MOST_LINES = 2000
+"""Of a cell that is one command: bash descends once for each, and some 20,000 exhaust its stack."""
 _LISTING = re.compile(rb"\btrap\b(?: -p)? {0,9}(?:$|[;&|>)])", re.MULTILINE)
 
 BYE = b'\\builtin eval "${__cellbox_exit-}"\n'
@@ -161,6 +168,26 @@ def is_guarded(cell: bytes) -> bool:
     if _TRAP_WORD.search(cell) is None:
         return False
     return _EXIT_WORD.search(cell) is not None or _LISTING.search(cell) is not None
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A cell as one command. check: parses it and runs nothing; it fails where the cell is to be run as it is."""
+
+    text: bytes
+    check: bytes
+
+
+def grouped(cell: bytes) -> Grouped | None:
+    """Return ``cell`` as one command; None where that would change nothing, or what it means.
+
+    An error of an expansion ends the command that it is in, and bash goes on with the next one: so with one command it ends the
+    cell. Lines stay where they are. The check has other brackets, which an unclosed heredoc, a last backslash and a ``}`` that
+    closes ours fail.
+    """
+    if not 0 < cell.strip().count(b"\n") < _MOST_LINES or _CHANGES_PARSING.search(cell) is not None:
+        return None
+    return Grouped(b"{ " + cell + b"\n}\n", b"while \\builtin false; do " + cell + b"\ndone\n")
 
 
 @dataclass(frozen=True)

@@ -121,19 +121,28 @@ class Shell:
         """
         folder, cell = self._folder, self._folder / f"cell-{number}"
         source = [cell]
-        cell.write_bytes(script)
+        if (grouped := scripts.grouped(script)) is not None:
+            source += [check := folder / f"check-{number}", lines := folder / f"lines-{number}"]
+            check.write_bytes(grouped.check)
+            lines.write_bytes(script)
+        cell.write_bytes(script if grouped is None else grouped.text)
         if stdin is not None:
-            source.append(folder / f"in-{number}")
-            source[1].write_bytes(stdin)
+            source.append(given := folder / f"in-{number}")
+            given.write_bytes(stdin)
         pipes = [folder / f"out-{number}", folder / f"err-{number}"]
         pumps = []
         try:
             for stream, pipe in enumerate(pipes, 1):
                 pumps.append(self._pump(pipe, partial(write, stream)))
             self._pipes = tuple(pumps)
-            before = f"\\builtin . {folder}/status {status} && :\n" if status else ""
-            redirected = f"<{source[1] if stdin is not None else '/dev/null'} >{pipes[0]} 2>{pipes[1]}"
-            ended, _ = await self._lines(f"{before}\\builtin . {cell} {redirected}\n")
+            before = f"\\builtin . {folder}/status {status} && :; "
+            redirected = f"<{given if stdin is not None else '/dev/null'} >{pipes[0]} 2>{pipes[1]}"
+            line = f"{before if status else ''}\\builtin . {cell} {redirected}"
+            if grouped is not None:
+                checked = f"[[ $- != *v* ]] && \\builtin . {check} </dev/null >/dev/null 2>/dev/null"
+                line_by_line = f"{before}\\builtin . {lines} {redirected}"
+                line = f"if {checked}; then {before}\\builtin . {cell} {redirected}; else {line_by_line}; fi"
+            ended, _ = await self._lines(line + "\n")
             return ended
         except OSError:  # no descriptor is left, for one; nobody will ever write there
             for pump in pumps:
