@@ -167,6 +167,8 @@ class Kernels:
                 return Refused(
                     message.id, "unsupported_field", f"{field}: the {message.language} kernel cannot honour it"
                 )
+        if message.allow_input and "input" not in spec.fields:
+            return Refused(message.id, "unsupported_field", f"allow_input: the {message.language} kernel cannot ask")
         if message.cwd is not None and not places.enterable(os.path.join(self._config.workspace, message.cwd)):
             return Refused(message.id, "cwd_not_found", "cwd: there is no such directory")
         return None
