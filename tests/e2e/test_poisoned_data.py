@@ -2,6 +2,10 @@
 
 import pytest
 
+from tests.e2e.conftest import CONFINED
+
+RUNTIMES = CONFINED
+
 _KERNELS = "/opt/user/.local/share/jupyter/kernels"
 LEFT = {
     "a workspace without rights": "chmod 000 /opt/workspace",
