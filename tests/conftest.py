@@ -28,6 +28,11 @@ SETTLE_S = 2.0
 """What is going away by itself (a child being reaped, a cgroup being removed by another run) has this long."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    scheduling.shorten_directory(config)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """First set up means last torn down, so a test's own fixtures have ended when leftovers are counted."""
