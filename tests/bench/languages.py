@@ -49,11 +49,13 @@ def _beside(
         bare_loop(peer.argv, Path(one), tcp=peer.tcp) as theirs,
         bare_loop(kernel.argv, Path(other), env=kernel.env) as same,
     ):
-        compared, count = f"jupyter_client on {peer.name}", {"n": 150, "warm_up": 20}
+        compared = f"jupyter_client on {peer.name}"
         alike = f"the {language.title()} kernel under jupyter_client, `{code}`"
         return [
-            measure.against(name, ours, compared, lambda: theirs.cell(code), **count, limit=limit),
-            measure.against(alike, lambda: same.cell(code), compared, lambda: theirs.cell(code), **count, limit=limit),
+            measure.against(name, ours, compared, lambda: theirs.cell(code), n=150, warm_up=20, limit=limit),
+            measure.against(
+                alike, lambda: same.cell(code), compared, lambda: theirs.cell(code), n=150, warm_up=20, limit=limit
+            ),
         ]
 
 
