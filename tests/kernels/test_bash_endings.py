@@ -224,3 +224,31 @@ async def test_an_interrupt_with_set_e_costs_no_variables(bash):
     await bash("x=1")
     assert (await bash("set -e; y=2; sleep 60", timeout_s=0.3)).status == "timeout"
     assert (await bash("echo $x $y")).stdout == "1 2\n"
+
+
+DAMAGE = {
+    "removed": "rm -rf $folder",
+    "a file": "rm -rf $folder; touch $folder",
+    "a link": "mv $folder $folder-; ln -s /nowhere $folder",
+    "its scripts": "rm $folder/{post,save,arm}",
+    "its scripts are folders": "rm $folder/{post,save}; mkdir $folder/{post,save}",
+    "its pipes removed": "rm $folder/{control,answer}",
+    "its pipes are files": "rm $folder/{control,answer}; touch $folder/{control,answer}",
+    "its pipes are others": "rm $folder/{control,answer}; mkfifo $folder/{control,answer}",
+    "the next cell is a folder": "mkdir $folder/{cell,out,err}-{1..9}",
+}
+
+
+@pytest.mark.parametrize("harm", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("own", [True, False], ids=["own", "another's"])
+async def test_a_kernel_whose_files_a_cell_has_harmed_ends_and_a_new_one_comes(bash, harm, own):
+    told = await bash("echo ${BASH_SOURCE[-1]}")
+    harm = f"folder={told.stdout.rpartition('/')[0]}; {harm}"
+    outcomes = [await bash(harm, context="default" if own else "other", timeout_s=0.5, grace_s=0.4)]
+    while (outcome := await bash("echo on", timeout_s=0.5, grace_s=0.4)).kernel != "new":
+        outcomes.append(outcome)
+        assert len(outcomes) < 4
+    assert outcome.stdout == "on\n"
+    assert outcomes[-1].kernel == "lost"
+    assert outcomes[-1].status in ("died", "timeout")
+    assert (await bash("echo more")).stdout == "more\n"

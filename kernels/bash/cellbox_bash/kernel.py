@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import shlex
@@ -45,6 +46,9 @@ _COMMAND_BEFORE = re.compile(r"(?:^|[\n;|&(`!{]|\b(?:then|do|else|elif|if|while|
 _NAME_END = re.compile(r"[^\s;|&()<>\"'`=${}]*$")
 _NAME = re.compile(r"[^\s;|&()<>\"'`=${}]*")
 _INCOMPLETE = re.compile(r"unexpected end of file|unexpected EOF|delimited by end-of-file")
+
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
+"""What the next cell may be spared. After any other error of ours only a new kernel, with files of its own, goes on."""
 
 _INTERRUPTED = Ending(130, Error("KeyboardInterrupt", ""))
 
@@ -93,6 +97,12 @@ class Bash(Language):
         try:
             await self._settle()
             return await self._execute(cell)
+        except OSError as error:
+            if self._kernel.marks and error.errno not in _PASSING:
+                said = f"bash: the kernel's own files are not as they were, so it ends: {error.strerror}\n"
+                self._kernel.output.write(cell.number, 2, said.encode())
+                self._kernel.end_as(1)
+            raise
         finally:
             self._executing = False
             self._settling = self._loop.create_task(self._settle_later(), name="after a cell")

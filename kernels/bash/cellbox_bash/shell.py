@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import signal
@@ -65,6 +66,7 @@ class Shell:
         self._pipes: tuple[Pump, ...] = ()
         for name, text in scripts.files(str(folder)).items():
             (folder / name).write_text(text)
+        self._opened: dict[str, os.stat_result] = {}
         self._control = self._open("control", self._hear)
         self._answers = self._open("answer", self._gather)
 
@@ -186,6 +188,7 @@ class Shell:
     async def _lines(self, lines: str) -> tuple[int, bytes]:
         if self._process is None:
             raise Ended(0, b"")
+        self._look_at_pipes()
         self._run += 1
         self._answer.clear()
         self._done = self._loop.create_future()
@@ -197,6 +200,12 @@ class Shell:
         finally:
             self._done = None
             self._answer.clear()
+
+    def _look_at_pipes(self) -> None:
+        """Raise OSError if the shell would answer elsewhere than where we hear: a cell can remove and replace the names."""
+        for name, opened in self._opened.items():
+            if not os.path.samestat(os.lstat(self._folder / name), opened):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name)
 
     def _post(self) -> str:
         return f'\\builtin . {self._folder}/post "$?" {self._run}\n'
@@ -218,7 +227,9 @@ class Shell:
     def _open(self, name: str, receive: Callable[[bytes], None]) -> Pump:
         """Make a named pipe that has no end."""
         os.mkfifo(self._folder / name, 0o600)
-        return Pump(os.open(self._folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), receive)
+        descriptor = os.open(self._folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._opened[name] = os.fstat(descriptor)
+        return Pump(descriptor, receive)
 
     def _gather(self, data: bytes) -> None:
         if len(self._answer) < _MOST_ANSWER:
