@@ -5,6 +5,7 @@
 #   start         prints DOCKER_HOST=… of an engine that stays; installs one with apt where it may
 #   stop          ends the engine that was started here, and no other
 #   running       succeeds while that one runs
+#   stacks        prints the file into which it writes what each of its threads waits for: why it hangs
 #   clean         stop, and forget its images as well
 #   run COMMAND…  the command with DOCKER_HOST set; ends the engine afterwards if it was started for this and nobody
 #                 else runs a command with it. Without an engine the command runs all the same, but not with
@@ -15,6 +16,7 @@ STATE=/run/cellbox-engine
 DATA=/var/lib/cellbox-engine
 SOCKET=unix://$STATE/docker.sock
 START_S=60
+CALL_S=60
 STOP_S=60
 
 say() { printf '\033[1mcellbox\033[0m %s\n' "$*" >&2; }
@@ -47,6 +49,7 @@ start_own() {
     flock 9 # two that start at once start one
     own_pid >/dev/null && exit
     rm -f "$STATE/docker.pid"
+    if [ -e "$STATE/log" ]; then mv "$STATE/log" "$STATE/log.before"; fi
     setsid dockerd --host="$SOCKET" --data-root="$DATA" --exec-root="$STATE/exec" --pidfile="$STATE/docker.pid" \
       --shutdown-timeout=5 </dev/null >"$STATE/log" 2>&1 9>&- 8>&- &
   ) 9>"$STATE/starting"
@@ -86,14 +89,29 @@ stop_own() {
   done
 }
 
-# Ends our engine; that a container is left in it is a failure of what ran.
+stacks() {
+  local pid file deadline=$((SECONDS + CALL_S))
+  pid=$(own_pid) || { say "no engine of ours runs"; return 1; }
+  rm -f "$STATE"/exec/goroutine-stacks-*.log
+  kill -USR1 "$pid"
+  until file=$(compgen -G "$STATE/exec/goroutine-stacks-*.log"); do
+    [ $SECONDS -le $deadline ] || { say "the engine writes nothing"; return 1; }
+    sleep 0.1
+  done
+  mv "$file" "$STATE/stacks" && printf '%s\n' "$STATE/stacks"
+}
+
+# Ends our engine; that a container is left in it, or that it does not answer any more, is a failure of what ran.
 end_empty() {
   local left status=0
-  left=$(docker ps --all --format '{{.Names}} ({{.Image}}, {{.Status}})')
-  if [ -n "$left" ]; then
+  if ! left=$(timeout $CALL_S docker ps --all --format '{{.Names}} ({{.Image}}, {{.Status}})'); then
+    say "the engine hangs; its log is $STATE/log, what it waits for: $(stacks || true)"
+    status=1
+  elif [ -n "$left" ]; then
     say "containers left:" && printf '%s\n' "$left" >&2
     # shellcheck disable=SC2046  # one word per id is meant
-    docker rm --force $(docker ps --all --quiet) >/dev/null
+    timeout $CALL_S docker rm --force $(docker ps --all --quiet) >/dev/null ||
+      say "the engine does not remove them; its log is $STATE/log, what it waits for: $(stacks || true)"
     status=1
   fi
   stop_own && return $status
@@ -127,6 +145,7 @@ case "${1:-}" in
     printf 'DOCKER_HOST=%s\n' "$DOCKER_HOST"
     ;;
   running) own_pid >/dev/null ;;
+  stacks) stacks ;;
   stop) rm -f "$STATE/kept" && stop_own ;;
   clean) rm -f "$STATE/kept" && stop_own && rm -rf --one-file-system "$DATA" ;;
   run) shift && run "$@" ;;
