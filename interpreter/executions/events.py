@@ -71,7 +71,7 @@ class EventLog:
         self._tail = bytearray()  # the payload of the last event, where that is text that nobody has read
         self._left = {"stdout": limit, "stderr": limit}
         self._left_rich = limit
-        self._rest: Callable[[], None] | None = None
+        self._rest: Callable[[], object] | None = None
         self._more = asyncio.Event()
         self.closed = False
         """Whether nothing comes any more: ``finished`` is there, or another service will say it."""
@@ -117,7 +117,7 @@ class EventLog:
         self._wake()
         return True
 
-    def finish(self, add: Callable[[], None]) -> None:
+    def finish(self, add: Callable[[], object]) -> None:
         """No more comes but what ``add`` adds, ``finished`` last: it is called once somebody reads that far."""
         self._rest = add
         self._seal()

@@ -36,7 +36,7 @@ class Execution:
         self.phase: Phase = "queued"
         self.answer: Answer | None = None
         self.error: ServiceError | None = None
-        self.events = events or EventLog(execution_id)
+        self.events = EventLog(execution_id) if events is None else events
         self.asks = False
         """Whether it waits for input."""
         self._shown = False  # whether what it displayed is among the events

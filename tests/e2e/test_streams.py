@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.sync.client import ClientConnection, connect
 
-from tests.e2e.conftest import CONFINED, Cellbox
+from tests.e2e.conftest import CONFINED, KEY, Cellbox
 
 RUNTIMES = CONFINED[:1]
 
 
 def events(
     cellbox: Cellbox, method: str = "POST", url: str = "/v1/exec", headers: dict[str, str] | None = None, **fields: Any
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """The events of one stream, as they come."""
-    body = {"json": {"language": "python", **fields}} if method == "POST" else {"params": fields}
+    body: dict[str, Any] = {"json": {"language": "python", **fields}} if method == "POST" else {"params": fields}
     accept = {"Accept": "text/event-stream", **(headers or {})}
     with cellbox.client.stream(method, url, headers=accept, **body) as response:
         assert response.status_code == 200, response.read()
@@ -135,3 +139,66 @@ def test_input_is_asked_for_and_answered(cellbox: Cellbox, scope: str) -> None:
     assert text(found) == "answer 1 answer 2\n"
     assert cellbox.client.post(url, json={"text": "again"}).json()["code"] == "no_input_requested"
     assert found[-1]["status"] == "ok"
+
+
+@contextmanager
+def socket(cellbox: Cellbox, scope: str, **options: Any) -> Iterator[ClientConnection]:
+    url = f"{cellbox.url.replace('http', 'ws')}/v1/ws?scope={scope}&session=chatA"
+    with connect(url, additional_headers={"X-API-Key": KEY}, **options) as client:
+        yield client
+
+
+def execute(client: ClientConnection, name: str, code: str, **fields: Any) -> None:
+    message = {"type": "execute", "id": name, "language": "python", "stateful": True, "code": code}
+    client.send(json.dumps(message | fields))
+
+
+def until_finished(client: ClientConnection) -> list[dict[str, Any]]:
+    found = [json.loads(client.recv(20))]
+    while found[-1]["type"] != "finished":
+        found.append(json.loads(client.recv(20)))
+    return found
+
+
+def test_a_socket_runs_feeds_and_interrupts(cellbox: Cellbox, scope: str) -> None:
+    with socket(cellbox, scope) as client:
+        execute(client, "a", "print(input('name? '))", allow_input=True)
+        while (event := json.loads(client.recv(20)))["type"] != "input_request":
+            assert event["id"] == "a"
+        client.send(json.dumps({"type": "input", "id": "a", "text": "Ada"}))
+        assert text(until_finished(client)) == "Ada\n"
+        execute(client, "b", "print(1)\nwhile True: pass")
+        while json.loads(client.recv(20))["type"] != "stdout":
+            pass
+        execute(client, "c", "print(2)")
+        client.send(json.dumps({"type": "interrupt", "id": "b"}))
+        events = until_finished(client)
+        assert (events[-1]["id"], events[-1]["status"], events[-1]["state"]) == ("b", "interrupted", "kept")
+        assert text(until_finished(client)) == "2\n"
+
+
+def memory_kib(cellbox: Cellbox) -> int:
+    status = Path(f"/proc/{cellbox.process.pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
+
+
+def test_a_slow_reader_loses_nothing_and_the_service_stays_small(cellbox: Cellbox, scope: str) -> None:
+    lines = 400_000
+    with socket(cellbox, scope, max_queue=1) as client:
+        execute(client, "warm", "1")
+        until_finished(client)
+        before = memory_kib(cellbox)
+        execute(client, "flood", f"for n in range({lines}): print('%050d' % n)", execution_id="flood")
+        url, highest = "/v1/executions/flood", before
+        while cellbox.client.get(url, params={"scope": scope}).json()["phase"] != "finished":
+            highest = max(highest, memory_kib(cellbox))
+            time.sleep(0.02)
+        events = until_finished(client)
+        highest = max(highest, memory_kib(cellbox))
+    assert text(events) == "".join(f"{n:050}\n" for n in range(lines))
+    assert (highest - before) / 1024 < 10
+
+
+def test_other_kernels_say_that_they_cannot_ask(cellbox: Cellbox, scope: str) -> None:
+    refused = cellbox.post(scope=scope, language="bash", code="read x", stateful=True, allow_input=True)
+    assert (refused.status_code, refused.json()["code"]) == (400, "unsupported_field")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sandboxd.protocol import Output
 
 from interpreter.errors import ExecutionIdTaken, ExecutionNotFound, QueueTimeout
 from interpreter.executions.events import MAX_EVENTS, EventLog
@@ -157,3 +159,21 @@ async def test_one_that_was_restored_is_kept_for_its_time_and_no_longer() -> Non
         store.get("old", "u", 10)
     assert store.known(request(execution_id="old"), 10) is None
     assert len(store) == 1
+
+
+def test_long_output_lies_in_the_folder_while_its_execution_is_kept(tmp_path: Path) -> None:
+    store = Store(keep_s=10, folder=tmp_path, spill=300_000)
+    one, two = store.add(request("one")), store.add(request("two"))
+    for execution in (one, two):
+        assert execution.hear(Output("x", "stdout", "x" * 200_000))
+        assert execution.events.after()
+        assert not execution.hear(Output("x", "stdout", "x" * 200_000))
+    assert len(list(tmp_path.iterdir())) == 2
+    store.drop(one)
+    two.end(answer("two", two.request, ended(two.request, "died"), Life(), Timing()), 5)
+    store.finished(two, 5)
+    assert len(list(tmp_path.iterdir())) == 1
+    store.max_stored = 100_000
+    store.expire(6)
+    assert len(store) == 0
+    assert list(tmp_path.iterdir()) == []

@@ -129,7 +129,9 @@ async def test_the_end_of_a_socket_ends_no_execution_and_attach_goes_on_where_it
         ('{"type": "ping", "id": ""}', "", "invalid_request", "id must be"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_and_the_socket_stays(served: Served, message, name, code, said) -> None:
+async def test_what_cannot_be_done_is_refused_and_the_socket_stays(
+    served: Served, message: str, name: str | None, code: str, said: str
+) -> None:
     async with socket(served) as client:
         await client.send(message)
         heard = await hear(client)
@@ -181,7 +183,9 @@ async def test_a_message_in_fragments_is_one_message(served: Served) -> None:
         ({"query": "scope=u1&key=x"}, 400),
     ],
 )
-async def test_who_may_not_open_one_is_refused_before_it_opens(served: Served, options, status) -> None:
+async def test_who_may_not_open_one_is_refused_before_it_opens(
+    served: Served, options: dict[str, Any], status: int
+) -> None:
     with pytest.raises(InvalidStatus) as refused:
         async with socket(served, **options):
             pass

@@ -1,0 +1,167 @@
+"""The log of an execution's events: what is joined, what is kept where, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandboxd.protocol import Asked, Cleared, Displayed, Outcome, Output, Result
+
+from interpreter.executions.events import BATCH_BYTES, EventLog
+from interpreter.executions.execution import Execution
+from interpreter.executions.model import ExecRequest, Life, Timing, answer
+from interpreter.executions.spool import MEMORY_BYTES
+
+
+def told(log: EventLog, seq: int = -1) -> list[dict[str, Any]]:
+    return [json.loads(event.body) for event in log.after(seq)]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_text_is_joined_until_somebody_has_read_it() -> None:
+    log = EventLog("id")
+    log.add_text("stdout", "a")
+    log.add_text("stdout", "b")
+    assert [event["text"] for event in told(log)] == ["ab"]
+    log.add_text("stdout", "c")
+    log.add_text("stderr", "d")
+    log.add_text("stdout", "e")
+    assert [(event["seq"], event["type"], event["text"]) for event in told(log)] == [
+        (0, "stdout", "ab"),
+        (1, "stdout", "c"),
+        (2, "stderr", "d"),
+        (3, "stdout", "e"),
+    ]
+
+
+def test_what_is_long_lies_in_a_file_and_reads_the_same(tmp_path: Path) -> None:
+    before = descriptors()
+    log = EventLog("id", folder=tmp_path)
+    piece = "é" * 1000
+    for number in range(200):
+        log.add_text("stdout" if number % 3 else "stderr", piece)
+        log.add("clear_output", wait=True)
+    log.finish(lambda: log.add("finished", status="ok"))
+    assert log.stored > MEMORY_BYTES
+    assert descriptors() == before
+    seq, found = -1, []
+    while batch := log.after(seq):
+        found += batch
+        seq = batch[-1].seq
+        assert sum(len(event.body) for event in batch) < BATCH_BYTES + 10_000
+    assert [event.seq for event in found] == list(range(401))
+    assert {json.loads(event.body)["text"] for event in found if event.type == "stderr"} == {piece}
+    assert b"".join(log.text("stderr", 0, 10**9)).decode() == piece * 67
+    assert descriptors() == before
+    assert len(list(tmp_path.iterdir())) == 1
+    log.discard()
+    assert list(tmp_path.iterdir()) == []
+    assert log.after() == []
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 0), (0, 3), (2, 5), (3, 6), (5, 5), (0, 99)])
+def test_any_part_of_a_stream_can_be_read(start: int, stop: int) -> None:
+    log = EventLog("id")
+    log.add_text("stdout", "abc")
+    log.add_text("stderr", "???")
+    log.add_text("stdout", "def")
+    assert log.text_size("stdout") == 6
+    assert b"".join(log.text("stdout", start, stop)) == b"abcdef"[start:stop]
+
+
+def test_past_the_limit_of_a_stream_nothing_of_it_is_added() -> None:
+    log = EventLog("id", limit=10)
+    assert log.add_text("stdout", "x" * 8)
+    assert not log.add_text("stdout", "yyy")
+    assert not log.add_text("stdout", "z")
+    assert log.add_text("stderr", "x" * 10)
+    assert not log.add("display", data={"text/plain": "long enough"})
+    assert log.add("finished", status="ok", message="longer than the limit")
+    assert [(event["type"], event.get("text")) for event in told(log)] == [
+        ("stdout", "x" * 8),
+        ("stderr", "x" * 10),
+        ("finished", None),
+    ]
+
+
+def test_a_log_that_is_given_up_ends_without_finished() -> None:
+    log = EventLog("id")
+    log.add("started")
+    log.abandon()
+    assert [event.type for event in log.after()] == ["started"]
+    assert log.closed
+
+
+def ended(stream: bool) -> Execution:
+    execution = Execution("id", ExecRequest("u", "python", "1", 1, stateful=True, stream=stream), named=False)
+    execution.running()
+    return execution
+
+
+def outcome() -> Outcome:
+    shown = [Result("display", data={"text/plain": "d"}), Result("omitted", mime="image/png", size=7)]
+    return Outcome(
+        "ok",
+        0,
+        1,
+        "out",
+        "err",
+        3,
+        3,
+        results=[*shown, Result("result", json={"application/json": "[1]"})],
+        execution_count=4,
+    )
+
+
+def finish(execution: Execution) -> None:
+    execution.end(answer("id", execution.request, outcome(), Life("kept", 1), Timing()), 1.0)
+
+
+def test_an_execution_that_nobody_followed_has_its_answer_as_events() -> None:
+    execution = ended(stream=False)
+    finish(execution)
+    events = told(execution.events)
+    assert [event["type"] for event in events] == [
+        "started",
+        "stdout",
+        "stderr",
+        "display",
+        "display",
+        "result",
+        "finished",
+    ]
+    assert events[3]["data"] == {"text/plain": "d"}
+    assert events[4]["omitted"] == [{"mime": "image/png", "bytes": 7}]
+    assert (events[5]["data"], events[5]["execution_count"]) == ({"application/json": [1]}, 4)
+    assert events[6]["status"] == "ok"
+
+
+def test_what_was_told_while_it_ran_is_not_told_again_at_the_end() -> None:
+    execution = ended(stream=True)
+    assert execution.hear(Output("x", "stdout", "out"))
+    assert execution.hear(
+        Displayed("x", "update_display", [Result("update", data={"text/plain": "d"}, display_id="i")])
+    )
+    assert execution.hear(Cleared("x", wait=True))
+    assert execution.hear(Asked("x", "name? ", password=True))
+    assert execution.asks
+    finish(execution)
+    events = told(execution.events)
+    types = ["started", "stdout", "update_display", "clear_output", "input_request", "stderr", "finished"]
+    assert [event["type"] for event in events] == types
+    assert (events[2]["data"], events[2]["display_id"]) == ({"text/plain": "d"}, "i")
+    assert (events[4]["prompt"], events[4]["password"]) == ("name? ", True)
+    assert execution.hear(Output("x", "stdout", "late"))
+    assert told(execution.events) == events
+
+
+def test_json_that_is_none_is_named_as_left_out() -> None:
+    execution = ended(stream=True)
+    execution.hear(Displayed("x", "display", [Result("display", json={"application/json": "{"})]))
+    assert told(execution.events)[1]["omitted"] == [{"mime": "application/json", "bytes": 1}]
