@@ -106,10 +106,20 @@ def _refusals(caller: Caller) -> None:
     caller.call("GET", "/v1/nothing", status=404)
     caller.call("GET", "/v1/executions/{execution_id}", {"execution_id": "none"}, query=_of(caller), status=404)
     caller.call("PUT", "/v1/exec", status=405)
+    caller.call("GET", "/v1/ws", query=_of(caller), status=400, code="invalid_request")  # without an upgrade
     for part in _STREAMS:
         caller.call("GET", f"/v1/executions/{{execution_id}}/{part}", {"execution_id": "none"}, status=404)
     route = "/v1/executions/{execution_id}/input"
     caller.call("POST", route, {"execution_id": "none"}, body={"text": "x"}, status=404)
+
+
+def _stream(caller: Caller) -> None:
+    body = {**_of(caller), "session": caller.session, "language": "python", "code": "print(6 * 7)", "detach": True}
+    one = {"execution_id": caller.call("POST", "/v1/exec", body=body, status=202).json()["execution_id"]}
+    told = caller.call("GET", "/v1/executions/{execution_id}/events", one).text
+    _expect("event: started" in told and "event: finished" in told, told)
+    output = caller.call("GET", "/v1/executions/{execution_id}/stdout", one)
+    _expect(output.text == "42\n", output.text)
 
 
 def _stateless(language: str, code: str) -> Callable[[Caller], None]:
@@ -257,6 +267,7 @@ STEPS: tuple[tuple[str, Callable[[Caller], None]], ...] = (
     ("a timeout keeps the variables", _timeout),
     ("sessions are apart and share the scope's directory", _apart),
     ("an execution runs once and is looked up", _execution),
+    ("a detached execution is followed", _stream),
     ("a running execution is ended", _ending),
     ("kernels: list, interrupt, restart, delete", _kernels),
     ("listings", _listings),
