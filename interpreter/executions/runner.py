@@ -208,8 +208,9 @@ class Runner:
         self._turns.pop(_ticket(execution), None)
         self._table.leave(execution.request.key, self._clock())
         del self._works[_ticket(execution)]
-        goes_on = self._released and not isinstance(result, Answer)
-        if goes_on:
+        goes_on = False
+        if self._released and not isinstance(result, Answer):
+            goes_on = execution.phase == "running" or execution.named
             result = _goes_on(execution)
         execution.end(result, self._clock(), goes_on=goes_on)
         self._store.finished(execution, self._clock())

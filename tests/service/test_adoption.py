@@ -93,6 +93,27 @@ async def test_whoever_waits_is_told_that_it_goes_on(first: House, make_house: M
     assert first.sandboxd.began == ["gate", "b"]
 
 
+async def test_a_stream_ends_without_finished_and_the_next_service_says_it_once(
+    first: House, make_house: MakeHouse
+) -> None:
+    gate = first.sandboxd.script["gate"] = Gate()
+    running, waiting = (first.submit(code, execution_id=code, stream=True) for code in ("gate", "b"))
+    unnamed = first.submit("c", stream=True)
+    await first.sandboxd.wait_for("gate")
+    await first.service.release()
+    told = [[event.type for event in one.events.after()] for one in (running, waiting, unnamed)]
+    assert told == [["started"], [], ["finished"]]
+    assert all(one.events.closed for one in (running, waiting, unnamed))
+    second = await make_house(first)
+    gate.open.set()
+    for name in ("gate", "b"):
+        again = second.service.execution(name, "u1")
+        await second.service.settle(again)
+        types = [event.type for event in again.events.after()]
+        assert (types[0], types[-1], types.count("finished")) == ("started", "finished", 1)
+        assert "stdout" in types
+
+
 async def test_a_finished_answer_is_delivered_once_and_settled(first: House, make_house: MakeHouse) -> None:
     gate = first.sandboxd.script["gate"] = Gate()
     first.submit("gate", execution_id="r", stateful=False)
