@@ -109,6 +109,8 @@ class Socket:
         with contextlib.suppress(StreamClosedError, TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_S):
                 await self._flush()
+                if self._stream.closed():
+                    return
                 self._stream.socket.shutdown(socket.SHUT_WR)
                 while not self._stream.reading():
                     await self._stream.read_bytes(_READ, partial=True)

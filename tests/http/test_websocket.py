@@ -208,7 +208,8 @@ async def test_a_message_over_a_mebibyte_closes_with_1009(served: Served) -> Non
     assert closed.value.rcvd.code == 1009
 
 
-async def test_a_service_that_goes_away_closes_with_1001(served: Served) -> None:
+async def test_a_service_that_goes_away_closes_with_1001(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     async with socket(served) as client:
         await say(client, type="ping")
         await hear(client)
@@ -218,7 +219,9 @@ async def test_a_service_that_goes_away_closes_with_1001(served: Served) -> None
                 await hear(client)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1001
-    await until(lambda: served.server.connections == 0)
+    await until(lambda: served.server.connections == 0 and not served.api.sockets)
+    await until(lambda: any(getattr(record, "status", 0) == 101 for record in caplog.records))
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_slow_reader_loses_nothing_and_little_waits_for_it(served: Served) -> None:
