@@ -53,6 +53,7 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.executions.jsontext": set(),
     "interpreter.executions.model": {"sandboxd.protocol", "interpreter.executions.jsontext"} | LEAVES,  # pure
     "interpreter.link": {"sandboxd.protocol"} | LEAVES,
+    "interpreter.files": {"interpreter.scopes"} | LEAVES,
     "interpreter.scopes": {"interpreter.backends.base", "interpreter.records"} | LEAVES,
     "interpreter.sandboxes": {
         "interpreter.executions.model",

@@ -21,10 +21,15 @@ def rename_new(old: Path, new: Path) -> None:
 
     The parents must be the service's own: links in them would be followed.
     """
+    rename_new_at(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new))
+
+
+def rename_new_at(old_directory: int, old: bytes, new_directory: int, new: bytes) -> None:
+    """The same for names in directories that are open."""
     call = getattr(_libc, "renameat2", None)
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if call(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE):
+    if call(old_directory, old, new_directory, new, _RENAME_NOREPLACE):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

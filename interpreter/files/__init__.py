@@ -1,0 +1,1 @@
+"""Files of tenants, reached through descriptors only: names, confined opening, and what is done with what was opened."""

@@ -1,0 +1,307 @@
+"""What is done with the files of one session: storing, listing, removing, moving, copying, modes.
+
+Promises: everything goes through the descriptors of its directory and of a staging directory that no sandbox sees, on the
+same file system. A file appears whole or not at all: it is written in staging, synced, given to its owner and renamed, and
+the directory is synced; so no link, hard link or FIFO at its name is ever written through. What is removed is first moved out
+of reach. Owners and modes are set on descriptors.
+Leaves to its owner: which directory, and that it is one of ours. Blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import heapq
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from interpreter.errors import BodyTooLarge, InvalidRequest, ServiceError
+from interpreter.files import confine
+from interpreter.files.errors import FileExists, NoSuchFile, NotARegularFile
+from interpreter.scopes.removal import empty, make_usable
+from interpreter.scopes.renaming import rename_new_at
+
+COPY_BYTES = 1024 * 1024
+FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
+
+Parts = Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name of a directory. size: of a plain file, else 0. A link is shown as itself."""
+
+    name: bytes
+    mode: int
+    size: int
+    modified_ns: int
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether it is a directory, and no link to one."""
+        return stat.S_ISDIR(self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What an upload has become. new: nothing was of this name."""
+
+    size: int
+    sha256: str
+    new: bool
+
+
+@dataclass(slots=True)
+class Tree:
+    """The directory open as ``root``, with ``staging`` for what is coming and going. Owns both; close it.
+
+    uid, gid: whose all that is made here shall be; None: the service's own.
+    """
+
+    root: int
+    staging: int
+    uid: int | None
+    gid: int | None
+
+    def close(self) -> None:
+        """Close both."""
+        os.close(self.root)
+        os.close(self.staging)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def stat(self, parts: Parts) -> Entry:
+        """Return what ``parts`` name; links are followed as ``confine`` says."""
+        with confine.found(self.root, parts) as handle:
+            return _entry(parts[-1] if parts else b"", os.fstat(handle))
+
+    @contextlib.contextmanager
+    def reading(self, parts: Parts) -> Iterator[tuple[int, os.stat_result]]:
+        """Yield a descriptor that reads a plain file, and its state when it was opened."""
+        with confine.found(self.root, parts) as handle, confine.reading(handle) as descriptor:
+            yield descriptor, os.fstat(descriptor)
+
+    def list(self, parts: Parts, *, limit: int, after: bytes = b"") -> tuple[list[Entry], bool]:
+        """Return up to ``limit`` entries behind the name ``after``, sorted by their bytes, and whether there are more.
+
+        Holds no more than that, however many the directory has. Names that vanish meanwhile are left out.
+        """
+        with (
+            confine.found(self.root, parts, directory=True) as handle,
+            confine.scanning(handle) as directory,
+            os.scandir(directory) as names,
+        ):
+            kept = heapq.nsmallest(limit + 1, (name for each in names if (name := os.fsencode(each.name)) > after))
+            entries = []
+            for name in kept[:limit]:
+                with contextlib.suppress(FileNotFoundError):
+                    entries.append(_entry(name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
+        return entries, len(kept) > limit
+
+    # --- making -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def upload(self, parts: Parts, *, limit: int) -> Iterator[Upload]:
+        """Yield where the bytes of a new file go; without its ``commit`` nothing stays. limit: in bytes."""
+        if not parts:
+            raise InvalidRequest("The root is no file.")
+        name = secrets.token_hex(16).encode()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=self.staging)
+        try:
+            yield Upload(self, parts, name, descriptor, limit)
+        finally:
+            os.close(descriptor)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.staging)
+
+    def mkdir(self, parts: Parts) -> None:
+        """Make a directory, and its parents. Raises FileExists."""
+        with self._parent(parts, make=True) as parent:
+            if not self._make(parent, parts[-1]):
+                raise FileExists("There is something of this name already.")
+
+    def copy(self, source: Parts, target: Parts, *, limit: int, overwrite: bool = False) -> Stored:
+        """Copy a plain file of at most ``limit`` bytes, as it was long when it was opened; parents are made."""
+        with self.reading(source) as (descriptor, state), self.upload(target, limit=limit) as upload:
+            left = state.st_size
+            if left > limit:
+                raise _too_large(limit)
+            while left and (chunk := os.read(descriptor, min(left, COPY_BYTES))):
+                upload.write(chunk)
+                left -= len(chunk)
+            return upload.commit(overwrite=overwrite)
+
+    # --- changing ---------------------------------------------------------------------------------------------------
+
+    def move(self, source: Parts, target: Parts, *, overwrite: bool = False) -> None:
+        """Rename an entry itself, a link as a link. Raises FileExists, also for a directory that is not empty."""
+        if tuple(target[: len(source)]) == tuple(source):
+            raise InvalidRequest("A file or directory cannot be moved to itself or below itself.")
+        with self._parent(source) as old, self._parent(target, make=True) as new:
+            self._rename(old, source[-1], new, target[-1], overwrite=overwrite)
+            _sync(new)
+            _sync(old)
+
+    def chmod(self, parts: Parts, mode: int) -> None:
+        """Set the mode of a plain file or directory, without setuid, setgid or sticky."""
+        if mode & ~0o777:
+            raise InvalidRequest("The mode has more than permissions.")
+        with confine.found(self.root, parts) as handle, confine.translated():
+            if not _plain(os.fstat(handle).st_mode):
+                raise NotARegularFile("The path names no plain file and no directory.")
+            os.chmod(f"/proc/self/fd/{handle}", mode)
+
+    def delete(self, parts: Parts) -> None:
+        """Remove an entry itself, a directory with all that is in it, however deep. It is out of sight at once."""
+        holder = secrets.token_hex(16).encode()
+        with self._parent(parts) as parent:
+            os.mkdir(holder, 0o700, dir_fd=self.staging)
+            place = os.open(holder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
+            try:
+                with confine.translated():
+                    if os.geteuid():
+                        make_usable(parent, os.fsdecode(parts[-1]))  # moving a directory needs rights on it
+                    os.rename(parts[-1], b"x", src_dir_fd=parent, dst_dir_fd=place)
+                empty(place)
+            finally:
+                os.close(place)
+                with contextlib.suppress(OSError):  # what a live writer keeps filling is left to sweep
+                    os.rmdir(holder, dir_fd=self.staging)
+
+    def sweep(self) -> bool:
+        """Remove what deletes and a killed service have left in staging; whether all went.
+
+        Only while nothing else is done here.
+        """
+        return empty(self.staging)
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _parent(self, parts: Parts, *, make: bool = False) -> Iterator[int]:
+        """Yield a handle on the directory that has, or shall have, the entry ``parts``. make: with its parents."""
+        if not parts:
+            raise InvalidRequest("The root cannot be made, moved or removed here.")
+        if make:
+            self._make_parents(parts[:-1])
+        with confine.found(self.root, parts[:-1], directory=True) as parent:
+            yield parent
+
+    def _make_parents(self, parts: Parts) -> None:
+        for count in range(len(parts), 0, -1):
+            with contextlib.suppress(NoSuchFile), confine.found(self.root, parts[:count]) as handle:
+                if not stat.S_ISDIR(os.fstat(handle).st_mode):
+                    raise FileExists("A parent of the path is no directory.")
+                break
+        else:
+            count = 0
+        for depth in range(count, len(parts)):
+            with confine.found(self.root, parts[:depth], directory=True) as parent:
+                self._make(parent, parts[depth])
+
+    def _make(self, parent: int, name: bytes) -> bool:
+        """Make a directory; False if there is something of its name. It has its owner before it can be seen."""
+        staged = secrets.token_hex(16).encode()
+        os.mkdir(staged, 0o700, dir_fd=self.staging)
+        try:
+            made = os.open(staged, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
+            try:
+                self._give(made, DIRECTORY_MODE)
+            finally:
+                os.close(made)
+            rename_new_at(self.staging, staged, parent, name)
+        except FileExistsError:
+            return False
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(staged, dir_fd=self.staging)
+        _sync(parent)
+        return True
+
+    def _give(self, descriptor: int, mode: int) -> None:
+        if self.uid is not None and self.gid is not None:
+            os.fchown(descriptor, self.uid, self.gid)
+        os.fchmod(descriptor, mode)
+
+    def _rename(self, old: int, source: bytes, new: int, target: bytes, *, overwrite: bool) -> None:
+        try:
+            with confine.translated():
+                if overwrite:
+                    os.rename(source, target, src_dir_fd=old, dst_dir_fd=new)
+                else:
+                    rename_new_at(old, source, new, target)
+        except ServiceError as error:
+            if isinstance(error.__cause__, NotADirectoryError):
+                raise FileExists("There is something of another kind of this name.") from error
+            raise
+        except OSError as error:
+            if isinstance(error, FileExistsError | IsADirectoryError) or error.errno == errno.ENOTEMPTY:
+                raise FileExists("There is something of this name already.") from error
+            raise
+
+
+@dataclass(slots=True)
+class Upload:
+    """A file on its way. ``write`` and ``commit`` are called one after the other, on any thread."""
+
+    tree: Tree
+    parts: Parts
+    name: bytes
+    descriptor: int
+    limit: int
+    size: int = 0
+    _sum: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        """Add bytes. Raises BodyTooLarge, OSError."""
+        self.size += len(chunk)
+        if self.size > self.limit:
+            raise _too_large(self.limit)
+        self._sum.update(chunk)
+        left = memoryview(chunk)
+        while left:
+            left = left[os.write(self.descriptor, left) :]
+
+    def commit(self, *, overwrite: bool = True) -> Stored:
+        """Make it the file of its name, with parents; in the place of anything but a directory, if ``overwrite``.
+
+        Returns once it is on the disk. Raises FileExists.
+        """
+        tree, leaf = self.tree, self.parts[-1]
+        tree._give(self.descriptor, FILE_MODE)
+        os.fsync(self.descriptor)
+        with tree._parent(self.parts, make=True) as parent:
+            try:
+                tree._rename(tree.staging, self.name, parent, leaf, overwrite=False)
+                new = True
+            except FileExists:
+                if not overwrite:
+                    raise
+                tree._rename(tree.staging, self.name, parent, leaf, overwrite=True)
+                new = False
+            _sync(parent)
+        return Stored(self.size, self._sum.hexdigest(), new)
+
+
+def _sync(handle: int) -> None:
+    """Have the names of the directory behind ``handle`` on the disk."""
+    with confine.scanning(handle) as directory:
+        os.fsync(directory)
+
+
+def _entry(name: bytes, state: os.stat_result) -> Entry:
+    size = state.st_size if stat.S_ISREG(state.st_mode) else 0
+    return Entry(name, state.st_mode, size, state.st_mtime_ns)
+
+
+def _plain(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The file is over {limit} bytes.")
