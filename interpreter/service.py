@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from sandboxd.protocol import OutputLimits
 
+import interpreter
 from interpreter.backends.base import Backend, BackendUnavailable, Limits, Stats
 from interpreter.errors import (
     ExecutionNotFound,
@@ -38,6 +39,7 @@ from interpreter.executions.store import Store
 from interpreter.health import Health
 from interpreter.keys import KernelKey, Key, check_name
 from interpreter.link.connection import LinkLimits
+from interpreter.metrics import Metrics, Now
 from interpreter.recovery import boot_id, recover
 from interpreter.removal import Removal, all_finished
 from interpreter.sandboxes import listings, reaper, spares
@@ -112,6 +114,7 @@ class Interpreter:
         self._plan = spares.Plan(
             limit=config.pool if backend.spares else 0, idle_s=config.idle_ttl_s, unseen=not backend.single_tenant
         )
+        self.metrics = Metrics(version=interpreter.__version__, backend=backend.name, now=self._now)
         self._manager = Manager(
             backend,
             self._data,
@@ -123,6 +126,7 @@ class Interpreter:
                 environment=config.environment,
                 start_s=config.start_timeout_s,
             ),
+            metrics=self.metrics,
             plan=self._plan,
             clock=clock,
         )
@@ -134,6 +138,7 @@ class Interpreter:
             self._store,
             RunConfig(grace_s=config.grace_s, output=output, kernel_start_s=config.start_timeout_s),
             recorder=self._recorder,
+            metrics=self.metrics,
             clock=clock,
         )
         self._removal = Removal(
@@ -398,6 +403,20 @@ class Interpreter:
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not."""
         return await self._health.ask()
+
+    def _now(self) -> Now:
+        return Now(
+            executions=self._store.phases(),
+            sandboxes=self._table.states(),
+            kernels=self._kernels.counts(),
+            spares_taken=self._plan.taken,
+            spares_missed=self._plan.missed,
+            spares_wanted=self._plan.limit,
+            link_bytes=self._manager.received,
+            records_failed=self._data.records.failures,
+            records_failing=self._recorder.failing,
+            removals_hanging=self._backend.hanging(),
+        )
 
     def _can_spare(self) -> bool:
         return self._backend.spares and can_rename_new(self._data.path)

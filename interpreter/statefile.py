@@ -79,6 +79,8 @@ class StateFile:
         self._boot, self._now = "", 0.0
         self.refused: str | None = None
         """Why the disk took no record when it was last tried to; None while it takes them."""
+        self.failures = 0
+        """Writes that it did not take."""
 
     def open(self, *, boot: str, now: float) -> list[str]:
         """Open or make it; return warnings. boot: id of this boot of the host; monotonic times of another one mean nothing
@@ -140,6 +142,7 @@ class StateFile:
             yield self._database
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
+            self.failures += 1
             raise StorageFailed(
                 f"The data root of the service cannot be written ({self.refused or error}); free or repair its disk."
             ) from error

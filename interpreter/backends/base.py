@@ -156,6 +156,10 @@ class Backend(abc.ABC):
         keep: adopted ones, which are left alone.
         """
 
+    def hanging(self) -> int:
+        """Return how many sandboxes have ended, and what ran them does not remove what is left of them."""
+        return 0
+
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Let go of what runs, and free what the backend holds. May be called twice."""

@@ -95,6 +95,12 @@ def _documents(caller: Caller) -> None:
     _expect(page.headers["content-type"].startswith("text/html"), page.headers["content-type"])
 
 
+def _metrics(caller: Caller) -> None:
+    told = caller.call("GET", "/metrics")
+    _expect(told.headers["content-type"].startswith("text/plain"), told.headers["content-type"])
+    _expect("\ncellbox_executions_total{" in told.text, told.text)
+
+
 def _refusals(caller: Caller) -> None:
     caller.call("GET", "/v1/scopes", key="", status=401, code="unauthorized")
     caller.call("GET", "/v1/scopes", key="x" * 32, status=401, code="unauthorized")
@@ -269,6 +275,7 @@ STEPS: tuple[tuple[str, Callable[[Caller], None]], ...] = (
     ("an execution runs once and is looked up", _execution),
     ("a detached execution is followed", _stream),
     ("a running execution is ended", _ending),
+    ("metrics", _metrics),
     ("kernels: list, interrupt, restart, delete", _kernels),
     ("listings", _listings),
     ("sessions are deleted without and with their data", _deleting),

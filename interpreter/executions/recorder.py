@@ -82,6 +82,11 @@ class Recorder:
         self._failing = False
         kernels.on_change = self._soon
 
+    @property
+    def failing(self) -> bool:
+        """Whether something waits for a disk that takes nothing, as far as is known."""
+        return self._failing or self._records.refused is not None
+
     def taken(self, execution: Execution) -> None:
         """Note a named execution before it waits for anything. Raises StorageFailed: then it must not run."""
         if execution.named:

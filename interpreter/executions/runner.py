@@ -41,6 +41,7 @@ from interpreter.executions.store import Store
 from interpreter.keys import KernelKey, Key
 from interpreter.link.connection import Pending
 from interpreter.link.errors import LinkClosed, LinkNotSent
+from interpreter.metrics import Metrics
 from interpreter.sandboxes.kernels import Kernels, Told
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager
@@ -65,6 +66,7 @@ class Runner:
         config: RunConfig,
         *,
         recorder: Recorder,
+        metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -73,6 +75,7 @@ class Runner:
         self._manager = manager
         self._store = store
         self._recorder = recorder
+        self._metrics = metrics
         self._config = config
         self._released = False
         self._clock = clock
@@ -212,6 +215,7 @@ class Runner:
         if self._released and not isinstance(result, Answer):
             goes_on = execution.phase == "running" or execution.named
             result = _goes_on(execution)
+        self._count(execution, result, goes_on=goes_on)
         execution.end(result, self._clock(), goes_on=goes_on)
         self._store.finished(execution, self._clock())
         if isinstance(result, Answer):
@@ -220,6 +224,22 @@ class Runner:
             self._recorder.dropped(execution)
             work.settle()
         log.info("execution ended", extra=_fields(execution, result))
+
+    def _count(self, execution: Execution, result: Answer | ServiceError, *, goes_on: bool) -> None:
+        """Count how it ended; nothing where the next service will see that."""
+        request = execution.request
+        if not isinstance(result, Answer):
+            if not goes_on:
+                self._metrics.ended(request.language, stateful=request.stateful, status="refused")
+            return
+        ran = execution.phase == "running"
+        self._metrics.ended(
+            request.language,
+            stateful=request.stateful,
+            status=result.status,
+            queued_s=result.timing.queued_ms / 1000 if ran else None,
+            run_s=result.timing.run_ms / 1000 if ran else None,
+        )
 
     def _never_began(self, work: Work) -> None:
         """End an execution whose task was cancelled before its first step, of which nothing runs then."""

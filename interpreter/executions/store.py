@@ -105,6 +105,14 @@ class Store:
         """Return those that have not finished, of one sandbox or all, oldest first."""
         return [e for n, e in self._all.items() if n not in self._finished and key in (None, e.request.key)]
 
+    def phases(self) -> dict[str, int]:
+        """Return how many are queued and running."""
+        found = {"queued": 0, "running": 0}
+        for execution in self.active():
+            if execution.phase != "finished":
+                found[execution.phase] += 1
+        return found
+
     def active_count(self) -> int:
         """How many have not finished."""
         return len(self._all) - len(self._finished)

@@ -400,6 +400,8 @@ def log_request(handler: RequestHandler) -> None:
     """Log one line for an ended request. Names of fields are constant; no query, body, key or path value is in it."""
     request: HTTPServerRequest = handler.request
     route = handler.route if isinstance(handler, ApiHandler) else None
+    if isinstance(handler, ApiHandler) and handler.code != "-":
+        handler.api.service.metrics.refused(handler.code)
     log.info(
         "request",
         extra={

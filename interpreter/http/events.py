@@ -6,6 +6,7 @@ nothing but the reading.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 from tornado.iostream import StreamClosedError
@@ -44,15 +45,13 @@ async def send_events(handler: ApiHandler, execution: Execution, *, after: int =
     if handler.request.method == "HEAD":
         handler.finish()
         return
-    try:
+    with handler.api.service.metrics.stream("events"), contextlib.suppress(StreamClosedError):  # it may come back
         handler.write(b"".join(map(_framed, first)) or _PING)
         await handler.flush()
         async for batch in follow(execution.events, after=first[-1].seq if first else after, ping_s=PING_S):
             handler.write(b"".join(map(_framed, batch)) or _PING)
             await handler.flush()
         await handler.finish()
-    except StreamClosedError:
-        pass  # It may come back; the execution goes on.
 
 
 async def follow(log: EventLog, *, after: int = -1, ping_s: float) -> AsyncIterator[list[Event]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tornado.web import Application
 
 from interpreter import errors, wire
-from interpreter.http import events, executions, health, kernels, openapi, outputs, scopes, websocket
+from interpreter.http import events, executions, health, kernels, metrics, openapi, outputs, scopes, websocket
 from interpreter.http import exec as exec_
 from interpreter.http.base import Api, ApiHandler, Operation, Route, log_request
 from interpreter.http.errors import RangeNotSatisfiable
@@ -268,6 +268,17 @@ ROUTES: tuple[Route, ...] = (
                 answer=wire.Health,
                 errors=(errors.RuntimeUnavailable,),
                 public=True,
+                while_draining=True,
+            )
+        },
+    ),
+    Route(
+        "/metrics",
+        metrics.MetricsHandler,
+        {
+            "GET": Operation(
+                "What the service counts and measures, in the text format of Prometheus.",
+                media="text/plain",
                 while_draining=True,
             )
         },

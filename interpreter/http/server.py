@@ -36,6 +36,8 @@ _REASONS = {
 }
 _TORNADOS_REFUSAL = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 _NEVER = 2**62
+Refusal = Callable[[str, int], None]
+"""Told of an answer that no handler gave: its code and status."""
 FEWEST_CONNECTIONS = 16
 """An operator must be able to look at a service however few descriptors it has."""
 
@@ -91,10 +93,16 @@ class ApiStream(IOStream):
     """A connection that times its heads and says in JSON why it ends."""
 
     def __init__(
-        self, connection: socket.socket, limits: ConnectionLimits, on_unread: Callable[[ApiStream], None], **kwargs: Any
+        self,
+        connection: socket.socket,
+        limits: ConnectionLimits,
+        on_unread: Callable[[ApiStream], None],
+        on_refusal: Refusal,
+        **kwargs: Any,
     ) -> None:
         self._limits = limits
         self._on_unread = on_unread
+        self._on_refusal = on_refusal
         self._in_head = False
         self.at_rest = asyncio.Event()
         """Set while no request is being read or answered, and once it is closed."""
@@ -127,7 +135,7 @@ class ApiStream(IOStream):
     def write(self, data: bytes | memoryview) -> asyncio.Future[None]:
         """Write; Tornado's own refusal of what is not HTTP becomes ours."""
         if data == _TORNADOS_REFUSAL:
-            log_refusal(InvalidRequest.code, 400)
+            self._on_refusal(InvalidRequest.code, 400)
             data = bare_answer(InvalidRequest("This is not a well-formed HTTP/1.1 request."))
         written = super().write(data)
         if self._stall_timer is None and not written.done():
@@ -172,7 +180,7 @@ class ApiStream(IOStream):
         if left_s > 0:
             self._stall_timer = loop.call_later(left_s, self._look_for_a_stall)
             return
-        log_refusal("answer_not_read", 0)
+        self._on_refusal("answer_not_read", 0)
         self.close()
 
     def _head_is_late(self) -> None:
@@ -180,7 +188,7 @@ class ApiStream(IOStream):
         self.close()
 
     def _say(self, error: ServiceError) -> None:
-        log_refusal(error.code, status_of(error))
+        self._on_refusal(error.code, status_of(error))
         self._in_head = False
         if not self.closed():
             last_words(self.socket, error)
@@ -206,18 +214,6 @@ def last_words(connection: socket.socket, error: ServiceError) -> None:
         pass  # The peer is gone; there is nobody to tell.
 
 
-def _no_descriptor(connection: socket.socket) -> None:
-    log_refusal(TooManyConnections.code, 429)
-    last_words(
-        connection, TooManyConnections("The service has no descriptor left for a connection: its limit of open files.")
-    )
-
-
-def log_refusal(code: str, status: int) -> None:
-    """Log an answer that no handler gave."""
-    log.info("request", extra={"method": "-", "route": "-", "status": status, "code": code})
-
-
 def peer_of(connection: Any) -> str:
     """Return the address of a connection's peer; ``unix`` for a local one. connection: one of Tornado's."""
     context = connection.context
@@ -231,6 +227,7 @@ class ApiServer(HTTPServer):
     def initialize(self, application: Any, limits: ConnectionLimits) -> None:  # type: ignore[override]  # Configurable passes them
         """Serve ``application``. Bodies are limited by the handlers, which know how to refuse them in JSON."""
         self._limits = limits
+        self._count_refusal = application.settings["api"].service.metrics.refused
         self._addresses: Counter[str] = Counter()
         self._streams: set[ApiStream] = set()
         super().initialize(
@@ -267,7 +264,7 @@ class ApiServer(HTTPServer):
         """Accept on ``sockets``, and go on where Tornado would spin: when there is no descriptor left."""
         for listening in sockets:
             self._sockets[listening.fileno()] = listening
-            acceptor = Acceptor(listening, take=self._handle_connection, refuse=_no_descriptor)
+            acceptor = Acceptor(listening, take=self._handle_connection, refuse=self._no_descriptor)
             self._handlers[listening.fileno()] = acceptor.close
 
     # Tornado has no public place between accepting and making its stream; the count and the stream belong there.
@@ -275,7 +272,7 @@ class ApiServer(HTTPServer):
         peer = str(address[0]) if connection.family in (socket.AF_INET, socket.AF_INET6) else "unix"
         limits = self._limits
         if self._addresses[peer] >= limits.max_per_address or self.connections >= limits.max_connections:
-            log_refusal(TooManyConnections.code, 429)
+            self._refused(TooManyConnections.code, 429)
             last_words(connection, TooManyConnections("As many connections as are taken are open; close some."))
             connection.close()
             return
@@ -288,6 +285,7 @@ class ApiServer(HTTPServer):
                 connection,
                 limits,
                 self._make_room,
+                self._refused,
                 max_buffer_size=self.max_buffer_size,
                 read_chunk_size=self.read_chunk_size,
             )
@@ -306,8 +304,20 @@ class ApiServer(HTTPServer):
             if over <= 0:
                 return
             over -= stream.unread_bytes
-            log_refusal("answer_not_read", 0)
+            self._refused("answer_not_read", 0)
             stream.close()
+
+    def _no_descriptor(self, connection: socket.socket) -> None:
+        self._refused(TooManyConnections.code, 429)
+        last_words(
+            connection,
+            TooManyConnections("The service has no descriptor left for a connection: its limit of open files."),
+        )
+
+    def _refused(self, code: str, status: int) -> None:
+        """Log and count an answer that no handler gave."""
+        log.info("request", extra={"method": "-", "route": "-", "status": status, "code": code})
+        self._count_refusal(code)
 
     def on_close(self, server_conn: Any) -> None:
         """Count a connection as gone."""

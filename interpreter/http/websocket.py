@@ -58,7 +58,8 @@ class WebSocketHandler(ApiHandler):
         self.set_status(101)
         stream = cast("Any", self.request.connection).stream
         # Tornado neither reads nor writes here until this call has returned, and then finds the stream closed.
-        await Socket(self.api, stream, protocol, query).serve()
+        with self.api.service.metrics.stream("websocket"):
+            await Socket(self.api, stream, protocol, query).serve()
 
 
 class Socket:
@@ -132,6 +133,7 @@ class Socket:
             name = values.get("id") if isinstance(values.get("id"), str) else None
             await self._do(values)
         except ServiceError as error:
+            self._api.service.metrics.refused(error.code)
             await self._say({"type": "refused", "id": name, "code": error.code, "message": str(error)})
 
     async def _do(self, values: dict[str, Any]) -> None:

@@ -143,6 +143,8 @@ class Connection:
         self._closed = False
         self.ended = asyncio.Event()
         self.dropped = 0
+        self.received = 0
+        """Bytes of frames."""
         # A drain returns when the frame has left us, so that the write deadline means the peer and not our buffer.
         writer.transport.set_write_buffer_limits(high=0)
 
@@ -175,6 +177,7 @@ class Connection:
             raise LinkClosed("the connection broke before a hello") from error
         if body is None:
             raise LinkClosed("the connection ended before a hello")
+        self.received += len(body)
         message = decode_from_sandbox(body)
         if not isinstance(message, Hello) or message.version != VERSION:
             raise ProtocolError("the first message is no hello of this version")
@@ -313,6 +316,7 @@ class Connection:
         body = await read_frame(self._reader, limit=self._limits.frame)
         if body is None:
             return None
+        self.received += len(body)
         message = decode_from_sandbox(body)
         if isinstance(message, _STREAMED):
             return self._hear(message, len(body))

@@ -10,7 +10,7 @@ for listings only.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -103,6 +103,10 @@ class Kernels:
     def of(self, key: Key) -> list[Kernel]:
         """Return the kernels of one sandbox that run or are wanted."""
         return [kernel for _, kernel in self._here(key) if kernel.alive or kernel.wanted]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many kernels run or are wanted, by language."""
+        return Counter(name.language for (_, name), kernel in self._kernels.items() if kernel.alive or kernel.wanted)
 
     def join(self, key: Key, name: KernelKey, ticket: str, *, first: bool = False) -> bool:
         """Take a place in the queue; True if it is ``ticket``'s turn now. Raises QueueFull, TooManyKernels.

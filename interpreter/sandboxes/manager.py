@@ -34,6 +34,7 @@ from interpreter.errors import (
 )
 from interpreter.keys import KernelKey, Key
 from interpreter.link.errors import LinkError
+from interpreter.metrics import Metrics, StartKind
 from interpreter.records import SandboxRecord
 from interpreter.sandboxes.kernels import Kernels
 from interpreter.sandboxes.live import Live, SandboxStopped, fields, unless
@@ -62,6 +63,7 @@ class Manager:
         kernels: Kernels,
         config: SandboxConfig,
         *,
+        metrics: Metrics,
         plan: Plan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,6 +73,8 @@ class Manager:
         self._clock = clock
         self._tasks = Tasks()
         self._plan = plan or Plan()
+        self._metrics = metrics
+        self._received = 0  # from sandboxes that are gone
         self.changed = asyncio.Event()
         """Set whenever a spare may be missing, or room for one may have come."""
         self._lives: dict[Key, Live] = {}
@@ -87,6 +91,12 @@ class Manager:
             tasks=self._tasks,
             clock=clock,
         )
+
+    @property
+    def received(self) -> int:
+        """Bytes of frames from all sandboxes there have been."""
+        lives = [*self._spares.values(), *self._lives.values(), *self._leaving]
+        return self._received + sum(live.connection.received for live in lives if live.hello is not None)
 
     def get(self, key: Key) -> Live | None:
         """Return the sandbox of ``key``, starting or ready."""
@@ -252,11 +262,15 @@ class Manager:
                 self._tasks.start(with_kernel(live), name=f"kernel of {live.row.id}", expected=LinkError)
             what = "spare" if live.spare is not None else "sandbox"
             what += " started" if live.expected is None else " adopted"
-            log.info(what, extra={**fields(live), "elapsed_ms": round((self._clock() - began) * 1000)})
+            took_s = self._clock() - began
+            kind: StartKind = "adopted" if live.expected is not None else "session" if live.spare is None else "spare"
+            self._metrics.sandbox_started(kind, took_s)
+            log.info(what, extra={**fields(live), "elapsed_ms": round(took_s * 1000)})
             self.stop(live, await unless(live.over, _watch(live)))
         except SandboxStopped:
             pass
         except ServiceError as error:
+            self._metrics.sandbox_failed(error.code)
             if not live.started.done():
                 live.started.set_exception(error if live.expected is None else SandboxStopped())
                 live.started.exception()
@@ -265,6 +279,7 @@ class Manager:
             )
         except Exception as error:
             if not live.started.done():
+                self._metrics.sandbox_failed(InternalError.code)
                 live.started.set_exception(InternalError("The sandbox could not be started, for a fault of ours."))
                 live.started.exception()
             log.error("a sandbox's task failed", extra=fields(live), exc_info=error)
@@ -310,7 +325,10 @@ class Manager:
                 await asyncio.to_thread(self._data.drop_spare, live.row.id, live.spare.scope or None)
         finally:
             self._leaving.discard(live)
+            if live.hello is not None:
+                self._received += live.connection.received
             self._table.gone(live.row)
+            self._metrics.sandbox_ended(live.reason or "crash")
             live.gone.set()
             self.changed.set()
             lived_ms = round((datetime.now(UTC) - live.started_at).total_seconds() * 1000)

@@ -78,6 +78,13 @@ class Table:
         """Return the sandboxes, of one scope or all; none that is leaving."""
         return [row for key, row in self._rows.items() if scope is None or key.scope == scope]
 
+    def states(self) -> dict[str, int]:
+        """Return how many sandboxes are starting, idle, busy (leased), spare and leaving."""
+        found = {"starting": 0, "idle": 0, "busy": 0, "spare": len(self._spares), "leaving": len(self._leaving)}
+        for key, row in self._rows.items():
+            found["starting" if row.phase == "starting" else "busy" if key in self._leases else "idle"] += 1
+        return found
+
     def begin(self, key: Key, sandbox: SandboxId, now: float) -> Row:
         """Say that the sandbox of the leased ``key`` is being started. There must be none."""
         if key in self._rows or key not in self._leases:

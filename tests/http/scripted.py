@@ -18,6 +18,7 @@ from interpreter.http.base import Api, ExecLimits
 from interpreter.http.guard import Guard
 from interpreter.http.routes import application
 from interpreter.http.server import ApiServer, ConnectionLimits
+from interpreter.metrics import Metrics, Now
 from interpreter.service import Interpreter
 
 KEY = "key-one-of-the-tests"
@@ -32,6 +33,8 @@ class ScriptedService(Interpreter):
     """
 
     def __init__(self) -> None:
+        now = Now({}, {}, {}, 0, 0, 0, 0, 0, False, 0)
+        self.metrics = Metrics(version="0.0.0", backend="fake", now=lambda: now)
         self.fail: Exception | None = None
         self.hold = False
         self.healthy = True

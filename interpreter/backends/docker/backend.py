@@ -152,6 +152,10 @@ class DockerBackend(Backend, Listening):
         self._cleared = True
         return len(left)
 
+    def hanging(self) -> int:
+        """Return how many sandboxes the engine was asked to remove some seconds ago, and has not."""
+        return sum(sandbox.hanging for sandbox in self._sandboxes.values())
+
     async def aclose(self) -> None:
         """Let go of what runs, and close the connections to the engine."""
         if self._follower is not None:

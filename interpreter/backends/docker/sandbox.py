@@ -51,6 +51,7 @@ class DockerSandbox(Sandbox):
         self.container = container
         """Its id in the engine; empty before there is one."""
         self.unwanted = False
+        self.hanging = False
         """Whether ``stop`` was called: what is still there of it has to go."""
         self._engine = engine
         self._tasks = tasks
@@ -176,15 +177,15 @@ class DockerSandbox(Sandbox):
         return self._gone
 
     async def _remove(self) -> None:
-        began, pause_s, late = time.monotonic(), _FIRST_PAUSE_S, False
+        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while self.container:
             self._again.clear()
             try:
                 await self._engine.end(lambda: self._engine.ends.remove(self.container))
                 break
             except EngineError as error:  # Conflict: it, or somebody else, does it just now
-                if not late and time.monotonic() - began > STOP_S:
-                    late = True
+                if not self.hanging and time.monotonic() - began > STOP_S:
+                    self.hanging = True
                     log.warning(
                         "the engine does not remove a sandbox; it is asked on",
                         extra={"sandbox": self.id, "error": repr(error)},
@@ -192,11 +193,12 @@ class DockerSandbox(Sandbox):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._again.wait(), pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if late:
+        if self.hanging:
             log.info(
                 "the engine has removed a sandbox late",
                 extra={"sandbox": self.id, "seconds": round(time.monotonic() - began)},
             )
+        self.hanging = False
         self._gone = True
         self._forget(self)
         if self._ending is None:
