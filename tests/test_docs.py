@@ -16,6 +16,7 @@ import pytest
 from interpreter.cli import COMMANDS
 from interpreter.http.errors import STATUS
 from interpreter.http.routes import ROUTES
+from interpreter.metrics import Metrics, Now
 from interpreter.settings import Settings, variable
 from tests.e2e.conftest import KEY, running
 
@@ -74,6 +75,14 @@ def routes_table() -> str:
 
 def test_the_wire_contract_has_the_table_of_routes() -> None:
     assert routes_table() in document("interpreter/API.md"), f"the table must be:\n{routes_table()}"
+
+
+def test_the_wire_contract_names_every_metric_and_no_other() -> None:
+    now = Now({}, {}, {}, 0, 0, 0, 0, 0, False, 0)
+    metrics = Metrics(version="0", backend="fake", now=lambda: now)
+    there = set(re.findall(r"^# TYPE (cellbox_\w+)", metrics.text().decode(), re.MULTILINE))
+    assert set(re.findall(r"`(cellbox_\w+)`", document("interpreter/API.md"))) == there
+    assert set(re.findall(r"`(cellbox_\w+)`", document("README.md"))) <= there
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -120,7 +120,7 @@ async def test_other_methods_are_refused_with_those_there_are(served: Served, ro
         "/v1/exec/",
         "/V1/exec",
         "/v1//exec",
-        "/metrics",
+        "/metrics/x",
         "/v1/files/u1/a",
         "/v1/scopes/u1/x",
         "/%2e%2e/exec",

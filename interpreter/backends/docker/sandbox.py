@@ -51,7 +51,7 @@ class DockerSandbox(Sandbox):
         self.container = container
         """Its id in the engine; empty before there is one."""
         self.unwanted = False
-        self.hanging = False
+        self._unremoved_since: float | None = None
         """Whether ``stop`` was called: what is still there of it has to go."""
         self._engine = engine
         self._tasks = tasks
@@ -68,6 +68,12 @@ class DockerSandbox(Sandbox):
         self._stopping: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
+
+    @property
+    def hanging(self) -> bool:
+        """Whether the engine should have removed it by now, whether it refuses or says nothing."""
+        since = self._unremoved_since
+        return since is not None and not self._gone and time.monotonic() - since > STOP_S
 
     def see(self, seen: Seen) -> None:
         """Take over what the host shows of it."""
@@ -177,15 +183,16 @@ class DockerSandbox(Sandbox):
         return self._gone
 
     async def _remove(self) -> None:
-        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        began, pause_s, late = time.monotonic(), _FIRST_PAUSE_S, False
+        self._unremoved_since = began
         while self.container:
             self._again.clear()
             try:
                 await self._engine.end(lambda: self._engine.ends.remove(self.container))
                 break
             except EngineError as error:  # Conflict: it, or somebody else, does it just now
-                if not self.hanging and time.monotonic() - began > STOP_S:
-                    self.hanging = True
+                if not late and time.monotonic() - began > STOP_S:
+                    late = True
                     log.warning(
                         "the engine does not remove a sandbox; it is asked on",
                         extra={"sandbox": self.id, "error": repr(error)},
@@ -193,12 +200,11 @@ class DockerSandbox(Sandbox):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._again.wait(), pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if self.hanging:
+        if late:
             log.info(
                 "the engine has removed a sandbox late",
                 extra={"sandbox": self.id, "seconds": round(time.monotonic() - began)},
             )
-        self.hanging = False
         self._gone = True
         self._forget(self)
         if self._ending is None:

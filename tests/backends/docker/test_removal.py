@@ -65,8 +65,10 @@ async def test_removals_that_hang_take_no_other_call_along(row: Row) -> None:
     assert {type(each) for each in said} == {BackendError}
     await asyncio.wait_for(row.engine.call(row.engine.client.ping), 5)
     assert row.forgotten == []
+    assert all(each.hanging for each in every)
     release.set()
     await until(lambda: len(row.forgotten) == MANY)
+    assert not any(each.hanging for each in every)
     assert {(await each.wait()).status for each in every} == {137}
 
 
@@ -78,6 +80,7 @@ async def test_an_engine_that_refuses_is_asked_until_it_does_it(row: Row, caplog
     with pytest.raises(BackendError, match="container engine does not do it"):
         await sandbox.stop()
     await until(lambda: "does not remove a sandbox" in caplog.text)
+    assert sandbox.hanging
     row.fake.answers[removal] = (204, "")
     await until(lambda: row.forgotten == [sandbox])
     assert "has removed a sandbox late" in caplog.text
