@@ -51,8 +51,8 @@ class DockerSandbox(Sandbox):
         self.container = container
         """Its id in the engine; empty before there is one."""
         self.unwanted = False
-        self._unremoved_since: float | None = None
         """Whether ``stop`` was called: what is still there of it has to go."""
+        self._unremoved_since: float | None = None
         self._engine = engine
         self._tasks = tasks
         self._forget = forget
