@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from interpreter.metrics import Metrics, Now
+from tests.scraped import samples as scraped
 
 
 def made(**changes) -> Metrics:
@@ -26,9 +25,7 @@ def made(**changes) -> Metrics:
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
-    """Name and values of labels -> value."""
-    families = text_string_to_metric_families(metrics.text().decode())
-    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+    return scraped(metrics.text())
 
 
 def test_what_there_is_now_is_asked_for_when_it_is_read() -> None:

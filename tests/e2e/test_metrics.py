@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from tests.e2e.conftest import Cellbox
+from tests.scraped import samples as scraped
 
 
 def samples(cellbox: Cellbox) -> dict[tuple[str, ...], float]:
-    """Name and values of labels -> value."""
-    text = cellbox.client.get("/metrics").raise_for_status().text
-    families = text_string_to_metric_families(text)
-    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+    return scraped(cellbox.client.get("/metrics").raise_for_status().text)
 
 
 def test_what_was_run_is_counted_and_nothing_of_the_tenant_is_told(cellbox: Cellbox, scope: str) -> None:

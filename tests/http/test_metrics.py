@@ -1,18 +1,15 @@
 """``/metrics`` over HTTP: who gets it, and which answers and streams are counted."""
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from interpreter import errors
 from interpreter.http.errors import STATUS
 from tests.http.scripted import Served, until
+from tests.scraped import samples as scraped
 
 
 async def samples(served: Served) -> dict[tuple[str, ...], float]:
-    """Name and values of labels -> value."""
     reply = await served.call("GET", "/metrics")
     assert (reply.status, reply.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    families = text_string_to_metric_families(reply.body.decode())
-    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+    return scraped(reply.body)
 
 
 async def test_a_stopping_service_tells_its_metrics_and_nobody_without_the_key_gets_them(served: Served):

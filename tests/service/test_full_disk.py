@@ -116,6 +116,8 @@ async def test_a_service_starts_on_a_full_disk_serves_what_runs_and_recovers(
         await house.exec("d", execution_id="d")
     with pytest.raises(ServiceError, match="cannot be written"):
         await house.exec("e", session="new")
+    assert b"\ncellbox_records_failing 1.0\n" in house.service.metrics.text()
+    assert b"\ncellbox_records_write_failures_total 0.0\n" not in house.service.metrics.text()
     filler.unlink()
     async with asyncio.timeout(20):
         while house.service._data.records.refused:  # noqa: ASYNC110 - the file system tells nobody
