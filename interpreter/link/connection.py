@@ -217,10 +217,13 @@ class Connection:
         return pending
 
     def adopt(self, execution_id: str, text_limit: int) -> Pending:
-        """Return what becomes of an execution that the hello has named. To be called between ``hello`` and ``run``."""
+        """Return what becomes of an execution that the hello has named. To be called between ``hello`` and ``run``.
+
+        What it streams from here on is no fault, and nobody's: its events are made of its answer.
+        """
         if execution_id in self._executions:
             raise ValueError("this execution is already on the link")
-        pending = self._executions[execution_id] = Pending(text_limit)
+        pending = self._executions[execution_id] = Pending(text_limit, lambda _message: True)
         pending.prepared = pending.starting = execution_id in self._preparing
         return pending
 

@@ -24,6 +24,7 @@ from sandboxd.protocol import (
     KernelGone,
     KernelStopped,
     Outcome,
+    Output,
     OutputLimits,
     Preparing,
     Progress,
@@ -261,6 +262,26 @@ async def test_adopted_executions_end_as_if_they_had_been_sent_here(second: tupl
     assert (starts.starting, runs.text("stdout"), connection.dropped) == (False, "from the s", 1)
     connection.close()
     await running
+
+
+async def test_an_adopted_execution_may_stream_as_much_as_any(second: tuple[Connection, socket.socket]) -> None:
+    """Its kernel was being made when the service went, so that it streams for the first time on this link."""
+    connection, peer = second
+    await greeted(connection, peer, known=[{"id": "a", "state": "running", "preparing": True}])
+    pending = connection.adopt("a", 10)
+    running = asyncio.get_running_loop().create_task(connection.run())
+    reader, writer = await asyncio.open_unix_connection(sock=peer.dup())
+    for _ in range(MAX_DROPPED + 1):
+        writer.write(encode(Output(id="a", stream="stdout", text="x")))
+    writer.write(encode(Finished(id="a", outcome=OK)))
+    await writer.drain()
+    assert await asyncio.wait_for(pending.end, 5) == Finished(id="a", outcome=OK)
+    assert connection.dropped == 0
+    connection.close()
+    await running
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def test_an_execution_is_adopted_once(second: tuple[Connection, socket.socket]) -> None:
