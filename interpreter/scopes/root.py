@@ -207,8 +207,8 @@ class DataRoot:
         home = self._home(sandbox, scope)
         with self._mutex:
             self._reserved.pop(sandbox, None)
-            self._to_trash(home / SPARES if scope is not None else home.parent, sandbox)
-        if not self._sweeping.locked():  # else it goes with the next sweep
+            there = self._to_trash(home / SPARES if scope is not None else home.parent, sandbox)
+        if there and not self._sweeping.locked():  # else it goes with the next sweep
             self.sweep()
 
     def drop_spares(self) -> None:

@@ -74,6 +74,16 @@ def test_what_nobody_got_is_removed_and_twice_is_nothing(root: DataRoot) -> None
     assert [*(root.path / ".spares").iterdir(), *(root.path / ".trash").iterdir()] == []
 
 
+def test_the_end_of_one_that_was_given_away_removes_nothing_of_others(root: DataRoot) -> None:
+    """What a purge has moved away may be millions of files, for which a sandbox that ends would wait."""
+    root.prepare(CHAT)
+    root.prepare_spare(ONE, "u1")
+    root.give_spare(ONE, Key("u1", "new"), unseen=False)
+    root.purge_session(CHAT)
+    root.drop_spare(ONE, "u1")
+    assert len(list((root.path / ".trash").iterdir())) == 1
+
+
 def test_those_of_an_earlier_service_are_removed_and_sessions_stay(root: DataRoot) -> None:
     root.prepare_spare(ONE, "u1")
     root.prepare_spare(TWO, None)
