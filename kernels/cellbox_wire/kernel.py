@@ -89,11 +89,14 @@ class Kernel:
             os.kill(os.getpid(), -status)
         os._exit(status if status >= 0 else 128 - status)
 
-    def publish(self, number: int, kind: str, content: dict[str, Any]) -> None:
-        """Publish a message of the cell of that number, after what was written until now. One that JSON cannot hold is said."""
-        self.output.flush()
+    def publish(self, number: int, kind: str, content: dict[str, Any], place: int | None = None) -> None:
+        """Publish a message of the cell of that number, after what was written until now. One that JSON cannot hold is said.
+
+        place: that its child has marked for it.
+        """
         try:
-            self._sockets.publish(kind, content, self._parents.get(number, {}))
+            at = self.output.place if place is None else lambda: place
+            self._sockets.publish(kind, content, self._parents.get(number, {}), at)
         except RecursionError:
             self.output.write(number, 2, f"{kind}: it is nested too deeply to be shown\n".encode())
 
@@ -184,7 +187,7 @@ class Kernel:
         self._running = request
         if "cellbox" not in request.metadata and not cell.silent:
             self._sockets.publish("execute_input", {"code": cell.code, "execution_count": cell.count}, request.header)
-        self.output.begin(cell.number)
+        self.output.begin(cell.number, ordered=cell.ordered and not self._language.places)
         try:
             ending = await self._language.execute(cell)
         except Exception as failed:  # noqa: BLE001 - a request without a reply would last to its timeout
@@ -206,7 +209,7 @@ class Kernel:
         """Return what ``request`` asks for; what is not as it should be counts as not there."""
         ours = request.metadata.get("cellbox")
         ours = ours if isinstance(ours, dict) else {}
-        env, cwd, stdin, number = (ours.get(name) for name in ("env", "cwd", "stdin", "execution"))
+        env, cwd, stdin, number, ordered = (ours.get(name) for name in ("env", "cwd", "stdin", "execution", "ordered"))
         self._number = number if isinstance(number, int) else self._number + 1
         number = self._number
         silent = bool(request.content.get("silent"))
@@ -223,6 +226,7 @@ class Kernel:
             cwd=cwd if isinstance(cwd, str) else None,
             stdin=stdin if isinstance(stdin, str) else None,
             silent=silent,
+            ordered=ordered is True,
             publish=lambda kind, content: self.publish(number, kind, content),
         )
 

@@ -16,8 +16,9 @@ class Cell:
     """What is to be executed.
 
     number: whose output is whose, see ``Output.write``; increasing, but not without gaps. env: set for this cell only. cwd:
-    absolute, for this cell only unless it goes elsewhere itself. stdin: what it can read; None: nothing. publish: a message
-    of this cell to all clients, at any time, also late: type, content.
+    absolute, for this cell only unless it goes elsewhere itself. stdin: what it can read; None: nothing. ordered: somebody
+    wants to know the order of what is written and what is shown. publish: a message of this cell to all clients, at any time,
+    also late: type, content.
     """
 
     number: int
@@ -27,6 +28,7 @@ class Cell:
     cwd: str | None
     stdin: str | None
     silent: bool
+    ordered: bool
     publish: Callable[[str, dict[str, Any]], None]
 
     def display(self, data: Bundle, metadata: Bundle | None = None, display_id: str | None = None) -> None:
@@ -73,6 +75,9 @@ class Language(ABC):
 
     information: ClassVar[dict[str, Any]]
     """``implementation``, ``implementation_version``, ``banner`` and ``language_info`` of the kernel's information."""
+
+    places: ClassVar[bool] = False
+    """Whether its child marks where what is shown belongs in what it writes, and so no one else does."""
 
     @abstractmethod
     async def start(self) -> None:

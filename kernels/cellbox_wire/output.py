@@ -3,6 +3,7 @@
     ESC ] cellbox ; SECRET ; b ; NUMBER BEL                   the cell begins (on both descriptors)
     ESC ] cellbox ; SECRET ; e ; NUMBER BEL                   it has ended (on both descriptors)
     ESC ] cellbox ; SECRET ; t ; NUMBER ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
+    ESC ] cellbox ; SECRET ; d ; PLACE BEL                    here belongs the message with the frame ``place:PLACE``
 
 Each mark is one write of at most PIPE_BUF bytes. All text goes through descriptor 1, so its order is kept.
 """
@@ -26,14 +27,17 @@ _GATHER_CHARACTERS = 65_536
 class Output(Protocol):
     """Where the text of cells goes."""
 
-    def begin(self, number: int) -> None:
-        """The cell of that number begins."""
+    def begin(self, number: int, *, ordered: bool) -> None:
+        """The cell of that number begins. ordered: ``place`` is to have an effect."""
 
     def end(self, number: int) -> None:
         """It has ended: all that it wrote in the foreground has been written here, and is now told."""
 
     def write(self, number: int, stream: int, data: bytes) -> None:
         """Text of that cell on stream 1 (stdout) or 2 (stderr), cut anywhere. Also after its end."""
+
+    def place(self) -> int | None:
+        """A message is about to be published: tell now what was written; return the place of the message behind that, if any."""
 
     def flush(self) -> None:
         """Tell now what was written."""
@@ -44,9 +48,12 @@ class Marks:
 
     def __init__(self, secret: str) -> None:
         self._prefix = b"\x1b]cellbox;" + secret.encode() + b";"
+        self._ordered = False
+        self._places = 0
 
-    def begin(self, number: int) -> None:
+    def begin(self, number: int, *, ordered: bool) -> None:
         """See ``Output``."""
+        self._ordered = ordered
         self._tell(b"b", number)
 
     def end(self, number: int) -> None:
@@ -59,6 +66,14 @@ class Marks:
         for start in range(0, len(data), _LONGEST):
             piece = data[start : start + _LONGEST]
             _write(1, b"%s%d\a%s" % (head, len(piece), piece))
+
+    def place(self) -> int | None:
+        """See ``Output``."""
+        if not self._ordered:
+            return None
+        self._places += 1
+        _write(1, b"%sd;%d\a" % (self._prefix, self._places))
+        return self._places
 
     def flush(self) -> None:
         """See ``Output``: nothing waits here."""
@@ -84,8 +99,8 @@ class Streams:
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, number: int) -> None:
-        """See ``Output``: nothing is to be told."""
+    def begin(self, number: int, *, ordered: bool) -> None:
+        """See ``Output``: nothing is to be told, and messages have their order anyway."""
 
     def end(self, number: int) -> None:
         """See ``Output``."""
@@ -100,6 +115,10 @@ class Streams:
         self._add(key, decoder.decode(data))
         if decoder.getstate()[0]:
             self._decoders[key] = decoder
+
+    def place(self) -> None:
+        """See ``Output``."""
+        self.flush()
 
     def flush(self) -> None:
         """See ``Output``."""

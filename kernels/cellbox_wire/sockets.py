@@ -48,11 +48,17 @@ class Sockets:
         kind = request.kind.replace("_request", "_reply")
         self._send(channel, [*request.routing, *self._messages.pack(kind, content, request.header)])
 
-    def publish(self, kind: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
-        """Tell all subscribers. parent: the header of its request. Raises RecursionError; then nothing is told."""
+    def publish(
+        self, kind: str, content: dict[str, Any], parent: dict[str, Any], place: Callable[[], int | None] | None = None
+    ) -> None:
+        """Tell all subscribers. parent: the header of its request. Raises RecursionError; then nothing is told.
+
+        place: called once it is sure to be sent; returns its place among what is written, if it has one.
+        """
         message = self._messages.pack(kind, content, parent)
         self.published += 1
-        self._send("iopub", [kind.encode(), *message])
+        at = place() if place is not None else None
+        self._send("iopub", [kind.encode(), *([] if at is None else [b"place:%d" % at]), *message])
 
     def close(self) -> None:
         """Let go of them, once what was sent is out. May be called twice."""

@@ -33,6 +33,9 @@ from . import ports
 _log = logging.getLogger(__name__)
 
 _DELIMITER = b"<IDS|MSG>"
+_PLACE = b"place:"
+"""What a frame before the delimiter begins with that says where the message belongs in what the kernel writes."""
+
 _MESSAGES_AT_ONCE = 200
 _BYTES_AT_ONCE = 2**20
 """So that a flood of displays, or of large ones, leaves the loop to others in between."""
@@ -50,6 +53,7 @@ _RECONNECT_TCP_MS = 10
 """The kernel's sockets appear some time after we connect; the library's own 100 ms would be most of a start."""
 
 _WELCOME_AGAIN_S = 0.2
+_MOST_DIGITS = 15
 
 
 class Header(Struct):
@@ -66,11 +70,12 @@ class Parent(Struct):
 
 
 class Received(Struct, frozen=True):
-    """A message of the kernel. content: JSON, decoded with ``decode``."""
+    """A message of the kernel. content: JSON, decoded with ``decode``. place: as in ``marks``; 0: none."""
 
     type: str
     parent: str
     content: bytes
+    place: int = 0
 
 
 _header = msgspec.json.Decoder(Header)
@@ -241,7 +246,8 @@ class Channels:
             if not hmac.compare_digest(signature, self._sign([header, parent, metadata, content])):
                 return None
             belongs_to = _parent.decode(parent or b"null")
-            return Received(_header.decode(header).msg_type, belongs_to.msg_id if belongs_to else "", content)
+            kind = _header.decode(header).msg_type
+            return Received(kind, belongs_to.msg_id if belongs_to else "", content, _place(parts[:start]))
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return None
 
@@ -252,6 +258,12 @@ class Channels:
         heard = message.type == "iopub_welcome" or (self._information and message.type == "status")
         if channel == IOPUB and heard and not self._ready.done():
             self._ready.set_result(None)
+
+
+def _place(routing: list[bytes]) -> int:
+    """Return the place that the last frame before the delimiter says."""
+    digits = routing[-1].removeprefix(_PLACE) if routing and routing[-1].startswith(_PLACE) else b""
+    return int(digits) if digits.isdigit() and len(digits) <= _MOST_DIGITS else 0
 
 
 def _ignore(message: Received) -> None:

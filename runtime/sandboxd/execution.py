@@ -142,6 +142,11 @@ class Running:
         """Whether all has come that a kernel says at the end. One of ours is done then; others may say more."""
         return not self._missing
 
+    @property
+    def published(self) -> bool:
+        """Whether all that it publishes has come."""
+        return "idle" not in self._missing
+
     def on_end(self, pipe: Pipe) -> None:
         """The end mark of a pipe has come."""
         self._came(str(pipe))

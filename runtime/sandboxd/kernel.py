@@ -2,7 +2,8 @@
 
 Promises: an execution ends when the kernel says so on every way it has (reply, idle, end marks on both pipes), or, if one of
 these fails to come, ``REST_S`` after the last that came; or when the process ends; or with the ladder of its timeout. Output
-that comes later goes to the execution it belongs to, while that is remembered, and never to the next one.
+that comes later goes to the execution it belongs to, while that is remembered, and never to the next one. What is streamed of
+one of our kernels has the order in which the code printed and published it.
 Leaves to ``kernels.py`` when kernels start and which one is meant.
 """
 
@@ -26,8 +27,9 @@ from .channels import CONTROL, STDIN, Channels, Connection, Received
 from .execution import Running
 from .kernelspecs import Kernelspec
 from .ladder import climb, kill_started, ticks
-from .marks import MarkReader, Pipe
-from .output import Capture, PipeReader
+from .marks import Pipe
+from .output import Capture
+from .pipes import Pipes
 from .processes import Command, Exited, ForkedKernel, Process, SpawnError, Zygote
 from .protocol import BootConfig, Execute, Finished, FromSandbox, Input, Progress, Reason, StillWriting, StreamName
 
@@ -88,7 +90,6 @@ class Kernel:
         self._folder = folder
         self._gone = gone
         self._send = send
-        self._full = full
         self._number = 0
         self._heard = 0
         self._told_at = 0.0
@@ -101,8 +102,7 @@ class Kernel:
         self._watcher: asyncio.Task[None] | None = None
         self._process: Process
         self._channels: Channels
-        self._readers: list[PipeReader] = []
-        self._marks: list[MarkReader] = []
+        self._pipes = Pipes(full)
 
     async def start(self, zygote: Zygote, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Start it; return once it answers. Raises KernelStartError; then, or cancelled, nothing of it is left."""
@@ -148,8 +148,10 @@ class Kernel:
         """Run ``message`` to its end. Not to be called while another runs. Cancelled: the kernel is killed."""
         kernel: Literal["new", "kept"] = "new" if self.fresh else "kept"
         self.fresh = False
-        self._drain()  # what is there by now is not of this execution
+        self._pipes.drain()  # what is there by now is not of this execution
         self._number += 1
+        if message.stream and self._spec.marks:
+            self._pipes.ordered()
         running = self._running = Running(message, self._number, marks=self._spec.marks, send=self._send)
         self._remembered[self._number] = running
         if len(self._remembered) > _REMEMBERED:
@@ -162,7 +164,7 @@ class Kernel:
             else:
                 self._request(running)
             survived = await self._until_over(running, since)
-            self._drain()
+            self._pipes.drain()
             clean = True if survived else await self._cleaned(running)
             status = self._exited.result() if self._exited.done() else Exited(None)
         except BaseException:
@@ -227,12 +229,7 @@ class Kernel:
         ends: list[int] = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
         try:
             pipes: tuple[Pipe, Pipe] = (1, 2)
-            for pipe in pipes:
-                read, write = os.pipe2(os.O_CLOEXEC)
-                ends.append(write)
-                mark = MarkReader(secret, pipe, self)
-                self._marks.append(mark)
-                self._readers.append(PipeReader(read, mark.feed, self._full))
+            ends.extend(self._pipes.add(secret, pipe, self) for pipe in pipes)
             return await zygote.spawn(program, stdin=ends[0], stdout=ends[1], stderr=ends[2])
         finally:
             for end in ends:
@@ -248,7 +245,7 @@ class Kernel:
     async def _watch(self) -> None:
         """Notice the end of the process and clean up after it."""
         self._exited.set_result(await self._process.wait())
-        self._drain()
+        self._pipes.drain()
         why, tells = reason(self._exited.result()), self._running is not None
         if self._running is not None:
             self._running.end()
@@ -257,12 +254,11 @@ class Kernel:
         self._clean.set_result(await self._process.gone())
         if not self._clean.result() and not tells:
             self._gone(why, True)
-        self._drain()
+        self._pipes.drain()
         self._free()
 
     def _free(self) -> None:
-        for reader in self._readers:
-            reader.close()
+        self._pipes.close()
         if hasattr(self, "_channels"):
             self._channels.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -290,7 +286,7 @@ class Kernel:
         cwd = None if message.cwd is None else str(Path(self._config.workspace) / message.cwd)
         fields = {"env": message.env, "cwd": cwd, "stdin": message.stdin}
         honoured = {name: value for name, value in fields.items() if name in self._spec.fields}
-        metadata = {"cellbox": {"execution": running.number, **honoured}}
+        metadata = {"cellbox": {"execution": running.number, "ordered": message.stream, **honoured}}
         running.request = self._channels.send("execute_request", content, metadata if self._spec.marks else None)
         running.begun = time.monotonic()
         running.timer = self._loop.call_later(message.timeout_s, running.stop, "timeout")
@@ -336,17 +332,6 @@ class Kernel:
         await asyncio.wait([self._clean], timeout=max(limit, 0.05))
         return self._clean.done() and self._clean.result()
 
-    def _drain(self) -> None:
-        """Take what is in the pipes now, and nothing else of this execution is expected there."""
-        self._take()
-        for mark in self._marks:
-            mark.settle()
-
-    def _take(self) -> None:
-        """Take what is in the pipes now."""
-        for reader in self._readers:
-            reader.drain()
-
     def _progress(self, running: Running) -> None:
         if self._running is not running:
             return
@@ -364,13 +349,15 @@ class Kernel:
         if running is not None and message.parent == running.request:
             running.on_shell(message, self._heard)
             if running.reply is not None:
-                self._take()  # what it wrote before that, its end marks among it
+                if running.published:
+                    self._pipes.unordered()
+                self._pipes.take()  # what it wrote before that, its end marks among it
                 self._wait_for_rest(running, self._loop.time() + REST_MOST_S)
 
     def _on_stdin(self, message: Received) -> None:
         running = self._running
         if running is not None and message.parent == running.request:
-            self._take()  # what was printed before it asked
+            self._pipes.take()  # what was printed before it asked
             running.on_stdin(message)
 
     def _wait_for_rest(self, running: Running, until: float) -> None:
@@ -388,15 +375,24 @@ class Kernel:
     def _on_iopub(self, message: Received) -> None:
         self._heard = 0 if message.type == "iopub_welcome" else self._heard + 1
         running = self._running
-        if running is None:
-            return
+        if message.place:
+            self._pipes.come(message.place - 1)
+        if running is not None:
+            self._tell(running, message)
+        if message.place:
+            self._pipes.come(message.place)
+            self._pipes.take()
+
+    def _tell(self, running: Running, message: Received) -> None:
         if message.parent == running.request:
             if running.message.stream and message.type in _SHOWN:
-                self._take()  # what was printed before it
+                self._pipes.take()  # what was printed before it
             running.on_iopub(message)
             if message.type == "status" and running.complete:
                 self._wait_for_rest(running, self._loop.time() + REST_MOST_S)
         running.on_heard(self._heard)
+        if running.published:
+            self._pipes.unordered()
 
     def begun(self, pipe: Pipe, execution: int) -> None:  # noqa: ARG002 - both pipes say it
         """A mark: see ``marks.Heard``."""

@@ -5,14 +5,17 @@ A kernel that was given a secret writes, each in one atomic write (at most 4096 
     ESC ] cellbox ; SECRET ; b ; EXECUTION BEL                   the execution begins (on both pipes)
     ESC ] cellbox ; SECRET ; e ; EXECUTION BEL                   it has ended (on both pipes)
     ESC ] cellbox ; SECRET ; t ; EXECUTION ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
+    ESC ] cellbox ; SECRET ; d ; PLACE BEL                       here belongs the message that is published with this place
 
-EXECUTION is a decimal number. Bytes between marks are of C code or children. Code of a tenant can forge marks: it then
-lies about its own output and no more. What only looks like a mark is output.
+EXECUTION and PLACE are decimal numbers; places rise, and are written before their messages are sent, by a kernel that was asked
+to. Bytes between marks are of C code or children. Code of a tenant can forge marks: it then lies about its own output and no
+more. What only looks like a mark is output.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 Pipe = Literal[1, 2]
@@ -39,14 +42,24 @@ class Heard(Protocol):
 
 
 class MarkReader:
-    """Takes the bytes of one pipe of a kernel apart. Holds at most one unfinished mark (about 120 bytes)."""
+    """Takes the bytes of one pipe of a kernel apart.
 
-    def __init__(self, secret: str, pipe: Pipe, heard: Heard) -> None:
+    placed: says of a place whether what comes behind it has to wait for the message that belongs there.
+    Holds at most one unfinished mark (about 120 bytes), and what it is fed while it ``waits``.
+    """
+
+    def __init__(
+        self, secret: str, pipe: Pipe, heard: Heard, placed: Callable[[int], bool] = lambda _place: False
+    ) -> None:
         self._prefix = b"\x1b]cellbox;" + secret.encode() + b";"
-        self._mark = re.compile(re.escape(self._prefix) + rb"(?:([be]);(\d{1,15})|t;(\d{1,15});([12]);(\d{1,4}))\a")
+        self._mark = re.compile(re.escape(self._prefix) + rb"(?:([bed]);(\d{1,15})|t;(\d{1,15});([12]);(\d{1,4}))\a")
         self._pipe: Pipe = pipe
         self._heard = heard
+        self._placed = placed
+        self.waits = 0
+        """The place at which it waits to ``go_on``; 0: it does not."""
         self._pending = b""
+        self._at = 0  # where to go on in that
         self._owner: tuple[int, Pipe] = (0, pipe)  # of the text that is being read
         self._missing = 0  # bytes of it that have not come yet
         self._pieces: list[bytes] = []  # joined, since most come from prints of a few bytes
@@ -55,7 +68,19 @@ class MarkReader:
         """Hand on what ``data`` says, together with what was unfinished before it."""
         data = self._pending + data if self._pending else data
         self._pending = b""
-        at = 0
+        if self.waits:
+            self._pending = data
+        else:
+            self._read(data, 0)
+
+    def go_on(self, place: int) -> None:
+        """What belongs at ``place`` has come, or never will: hand on what was written behind it."""
+        if 0 < self.waits <= place:
+            data, at = self._pending, self._at
+            self.waits, self._pending, self._at = 0, b"", 0
+            self._read(data, at)
+
+    def _read(self, data: bytes, at: int) -> None:
         while at < len(data):
             if self._missing:
                 piece = data[at : at + self._missing]
@@ -71,8 +96,10 @@ class MarkReader:
             self._raw(data[at:start])
             mark = self._mark.match(data, start)
             if mark is not None:
-                self._marked(mark)
                 at = mark.end()
+                if self._marked(mark):
+                    self._pending, self._at = data, at
+                    break
             elif self._may_go_on(data[start + len(self._prefix) :]):
                 self._pending = data[start:]
                 break
@@ -105,7 +132,8 @@ class MarkReader:
         rest, self._pending, self._missing = self._pending, b"", 0
         self._raw(rest)
 
-    def _marked(self, mark: re.Match[bytes]) -> None:
+    def _marked(self, mark: re.Match[bytes]) -> bool:
+        """Take a mark; return whether to wait behind it."""
         kind, execution, owner, stream, size = mark.groups()
         if kind is None:
             of: tuple[int, Pipe] = (int(owner), 1 if stream == b"1" else 2)
@@ -113,14 +141,19 @@ class MarkReader:
                 self._flush()
                 self._owner = of
             self._missing = int(size)
-            return
+            return False
         self._flush()
-        (self._heard.begun if kind == b"b" else self._heard.ended)(self._pipe, int(execution))
+        number = int(execution)
+        if kind == b"d":
+            self.waits = number if self._placed(number) else 0
+        else:
+            (self._heard.begun if kind == b"b" else self._heard.ended)(self._pipe, number)
+        return self.waits > 0
 
     @staticmethod
     def _may_go_on(rest: bytes) -> bool:
         """Whether what follows the secret, to the end of the data, can be the beginning of a mark."""
-        return len(rest) < _LONGEST and not rest.strip(b"bet;0123456789")
+        return len(rest) < _LONGEST and not rest.strip(b"bdet;0123456789")
 
     def _rest(self, data: bytes, at: int) -> None:
         """Hand on all but what may be the beginning of a mark."""

@@ -328,10 +328,16 @@ class Heard:
     def raw(self, pipe, data):
         self.said.append(("raw", pipe, data))
 
+    def placed(self, place):
+        self.said.append(("placed", place))
+        return False
+
 
 def test_marks_are_those_that_sandboxd_reads(capfdbinary):
     marks = Marks(SECRET)
-    marks.begin(7)
+    assert marks.place() is None
+    marks.begin(7, ordered=True)
+    assert marks.place() == 1
     marks.write(7, 1, b"out")
     marks.write(3, 2, b"x" * 10_000)
     marks.write(7, 1, b"")
@@ -339,8 +345,8 @@ def test_marks_are_those_that_sandboxd_reads(capfdbinary):
     out, err = capfdbinary.readouterr()
     heard = {1: Heard(), 2: Heard()}
     for pipe, data in ((1, out), (2, err)):
-        MarkReader(SECRET, pipe, heard[pipe]).feed(data)
-    assert heard[1].said == [("begun", 1, 7), (7, 1, b"out"), (3, 2, b"x" * 10_000), ("ended", 1, 7)]
+        MarkReader(SECRET, pipe, heard[pipe], heard[pipe].placed).feed(data)
+    assert heard[1].said == [("begun", 1, 7), ("placed", 1), (7, 1, b"out"), (3, 2, b"x" * 10_000), ("ended", 1, 7)]
     assert heard[2].said == [("begun", 2, 7), ("ended", 2, 7)]
     assert max(map(len, out.split(b"\x1b"))) <= 4096
 

@@ -103,10 +103,28 @@ def test_text_that_is_promised_and_does_not_come_ends_with_the_execution():
     assert said.said == [("text", 1, 1, b"abc"), ("begun", 1, 2)]
 
 
+PLACE = PREFIX + b"d;%d\a"
+
+
+def test_what_comes_behind_a_place_waits_and_comes_in_order():
+    said = Heard()
+    reader = MarkReader(SECRET, 1, said, lambda place: place > 3)
+    reader.feed(text(1, 1, b"a") + PLACE % 3 + text(1, 1, b"b") + PLACE % 4 + text(1, 1, b"c") + PLACE % 5)
+    reader.feed(text(1, 1, b"d") + b"raw" + PREFIX + b"e;1")
+    assert (said.said, reader.waits) == ([("text", 1, 1, b"ab")], 4)
+    reader.go_on(3)
+    assert (said.said, reader.waits) == ([("text", 1, 1, b"ab")], 4)
+    reader.go_on(4)
+    assert (said.said, reader.waits) == ([("text", 1, 1, b"abc")], 5)
+    reader.go_on(9)
+    reader.feed(b"\a")
+    assert (said.said, reader.waits) == ([("text", 1, 1, b"abcd"), ("raw", 1, b"raw"), ("ended", 1, 1)], 0)
+
+
 pieces = st.one_of(
     st.builds(text, st.integers(0, 999), st.sampled_from([1, 2]), st.binary(max_size=50)),
     st.builds(text, st.just(1), st.just(1), st.binary(max_size=50) | st.sampled_from(HOSTILE[:4])),
-    st.builds(lambda n: PREFIX + b"b;%d\a" % n, st.integers(0, 999)),
+    st.builds(lambda kind, n: PREFIX + b"%s;%d\a" % (kind, n), st.sampled_from([b"b", b"d"]), st.integers(0, 999)),
     st.binary(max_size=50),
     st.sampled_from(HOSTILE),
 )
@@ -118,3 +136,17 @@ def test_how_the_bytes_are_cut_changes_nothing(parts, cuts):
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     chunks = [data[start:end] for start, end in itertools.pairwise(places)]
     assert heard(*chunks) == heard(data)
+
+
+@given(st.lists(pieces, max_size=8), st.lists(st.integers(0, 500), max_size=6))
+def test_waiting_changes_nothing_but_the_time(parts, cuts):
+    data = b"".join(parts)
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    said = Heard()
+    reader = MarkReader(SECRET, 1, said, lambda _place: True)
+    for start, end in itertools.pairwise(places):
+        reader.feed(data[start:end])
+    while reader.waits:
+        reader.go_on(reader.waits)
+    reader.settle()
+    assert said.said == heard(data)

@@ -50,6 +50,7 @@ display() {
         copy=FOLDER/show-$BASHPID-$RANDOM name=${file##*/}
         if \command head -c LIMIT -- "$file" >"$copy"; then
             \builtin printf 'show %s %s %s\n' "${BASH_SOURCE[-1]##*-}" "${copy##*/}" "${name//[[:cntrl:]]/?}" >FOLDER/control
+            \builtin read -rN 1 -t 2 copy <FOLDER/shown || :
         else
             status=1
         fi

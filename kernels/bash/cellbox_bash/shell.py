@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -66,9 +67,11 @@ class Shell:
         self._pipes: tuple[Pump, ...] = ()
         for name, text in scripts.files(str(folder)).items():
             (folder / name).write_text(text)
+        self._closed = False
         self._opened: dict[str, os.stat_result] = {}
         self._control = self._open("control", self._hear)
         self._answers = self._open("answer", self._gather)
+        self._shown = self._named("shown")
 
     @property
     def alive(self) -> bool:
@@ -137,6 +140,8 @@ class Shell:
             for stream, pipe in enumerate(pipes, 1):
                 pumps.append(self._pump(pipe, partial(write, stream)))
             self._pipes = tuple(pumps)
+            with contextlib.suppress(BlockingIOError):  # what nobody waited for
+                os.read(self._shown, select.PIPE_BUF)
             before = f"\\builtin . {folder}/status {status} && :; "
             redirected = f"<{given if stdin is not None else '/dev/null'} >{pipes[0]} 2>{pipes[1]}"
             line = f"{before if status else ''}\\builtin . {cell} {redirected}"
@@ -179,6 +184,9 @@ class Shell:
         self.signal(signal.SIGKILL)
         for pump in [*self._pumps, self._control, self._answers]:
             pump.close()
+        if not self._closed:
+            self._closed = True
+            os.close(self._shown)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _in_child(self) -> None:
@@ -225,11 +233,15 @@ class Shell:
         return pump
 
     def _open(self, name: str, receive: Callable[[bytes], None]) -> Pump:
-        """Make a named pipe that has no end."""
+        """Make a named pipe that has no end, and read it."""
+        return Pump(self._named(name), receive)
+
+    def _named(self, name: str) -> int:
+        """Make a named pipe that has no end; return its descriptor."""
         os.mkfifo(self._folder / name, 0o600)
         descriptor = os.open(self._folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._opened[name] = os.fstat(descriptor)
-        return Pump(descriptor, receive)
+        return descriptor
 
     def _gather(self, data: bytes) -> None:
         if len(self._answer) < _MOST_ANSWER:
@@ -247,7 +259,11 @@ class Shell:
                 case [b"show", number, copy, name] if (
                     number.isdigit() and copy.startswith(b"show-") and b"/" not in copy
                 ):
+                    for pump in [*self._pumps]:
+                        pump.drain()  # what was written before it, while who shows it waits
                     self._show(int(number), self._folder / os.fsdecode(copy), name.decode("utf-8", "replace"))
+                    with contextlib.suppress(BlockingIOError):  # full: nobody waits
+                        os.write(self._shown, b".")
 
     def _reap(self) -> None:
         if self._process is None or self._process.poll() is None:

@@ -49,6 +49,8 @@ class Node(Language):
         },
     }
 
+    places = True
+
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._loop = asyncio.get_running_loop()
@@ -98,7 +100,9 @@ class Node(Language):
             self._sent = True
             with _input(cell.stdin) as stdin:
                 request = {"number": cell.number, "count": cell.count, "code": cell.code, "env": dict(cell.env)}
-                done = await self._ask({"type": "execute", "cwd": cell.cwd, "input": stdin} | request)
+                done = await self._ask(
+                    {"type": "execute", "cwd": cell.cwd, "input": stdin, "ordered": cell.ordered} | request
+                )
         finally:
             self._cell, self._sent = None, False
         self._drain()
@@ -198,14 +202,15 @@ class Node(Language):
             self._show(message)
 
     def _show(self, message: dict[str, Any]) -> None:
-        number = message["number"]
+        number, place = message["number"], message["place"] if self._kernel.marks else None
         if message["type"] == "clear":
-            self._kernel.publish(number, "clear_output", {"wait": bool(message.get("wait"))})
+            self._kernel.publish(number, "clear_output", {"wait": bool(message.get("wait"))}, place)
         elif data := _bundle(message.get("data")):
             metadata, identity = message.get("metadata"), message.get("display_id")
             content: dict[str, Any] = {"data": data, "metadata": metadata if isinstance(metadata, dict) else {}}
             content["transient"] = {"display_id": identity} if isinstance(identity, str) else {}
-            self._kernel.publish(number, "update_display_data" if message.get("update") else "display_data", content)
+            kind = "update_display_data" if message.get("update") else "display_data"
+            self._kernel.publish(number, kind, content, place)
 
     def _answered_with(self, message: dict[str, Any]) -> None:
         if not self._answer.done():

@@ -53,11 +53,11 @@ class Cells {
   /** Send what the running code shows, with its place among what it writes. */
   tell(message) {
     this.places += 1;
-    this.send({ ...message, number: this.owner(), place: this.places });
-    this.output.place(this.places);
+    const number = this.owner();
+    this.output.place(this.places, () => this.send({ ...message, number, place: this.places }));
   }
 
-  execute({ number, count, code, env, cwd, input }) {
+  execute({ number, count, code, env, cwd, input, ordered }) {
     const cell = {
       number,
       file: `cell-${count}.js`,
@@ -71,6 +71,7 @@ class Cells {
     }
     this.output.restore();
     this.output.setInput(input);
+    this.output.ordered = ordered;
     for (const name of Object.keys(env)) cell.before.env[name] = process.env[name];
     Object.assign(process.env, env);
     try {

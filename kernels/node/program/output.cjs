@@ -4,7 +4,7 @@
 //
 //     ESC ] cellbox ; SECRET ; t ; EXECUTION ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
 //
-// and, for a reader that shows text and displays in one place, where a display belongs:
+// and, for a reader that wants to know their order, where a display belongs:
 //
 //     ESC ] cellbox ; SECRET ; d ; NUMBER BEL
 //
@@ -24,10 +24,12 @@ const O_NONBLOCK = fs.constants.O_NONBLOCK;
 const { writeSync, writevSync, fstatSync, statSync, openSync, closeSync, readFileSync } = fs;
 
 class Output {
-  /** `owner()`: the number of the execution that the running code belongs to. `places`: whether displays are marked too. */
-  constructor(secret, owner, places) {
+  /** `owner()`: the number of the execution that the running code belongs to. `after`: whether displays are marked, once
+   *  they are sent. */
+  constructor(secret, owner, after) {
     this.owner = owner;
-    this.places = places;
+    this.after = after;
+    this.ordered = false; // whether they are marked before they are sent
     this.prefix = `\x1b]cellbox;${secret};`;
     // Opened anew: closed on exec, and blocking whatever children do to the descriptors that they inherit.
     this.pipes = [1, 2].map((descriptor) => openSync(`/proc/self/fd/${descriptor}`, 'w'));
@@ -52,9 +54,12 @@ class Output {
     }
   }
 
-  /** Tell that a display, sent before this, has its place here. */
-  place(number) {
-    if (this.places) writeSync(this.pipes[0], `${this.prefix}d;${number}\x07`);
+  /** Have a display sent, and tell that it has its place here. */
+  place(number, send) {
+    const mark = `${this.prefix}d;${number}\x07`;
+    if (this.ordered && !this.after) writeSync(this.pipes[0], mark);
+    send();
+    if (this.after) writeSync(this.pipes[0], mark);
   }
 
   /** Put right what a cell or its children did to the streams. */

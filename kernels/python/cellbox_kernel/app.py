@@ -89,7 +89,7 @@ class App(IPKernelApp):
         socket.sndhwm = 0
         self.iopub_port = self._bind_socket(socket, self.iopub_port)
         self.configure_tornado_logger()
-        self.iopub_thread = self.iopub_socket = publisher.Publisher(socket, self.session)
+        self.iopub_thread = self.iopub_socket = publisher.Publisher(socket, self.session, _place)
 
     def init_kernel(self) -> None:
         if self.secret is None:
@@ -126,6 +126,10 @@ class App(IPKernelApp):
             except (KeyboardInterrupt, SystemExit):
                 continue
             return
+
+
+def _place() -> list[bytes]:
+    return Kernel.streams.place() if Kernel.streams is not None else []
 
 
 def run(connection_file: str) -> int:

@@ -144,7 +144,9 @@ class Kernel(IPythonKernel):
         try:
             with self._interruptible(), _environment(request.get("env") or {}), _directory(request.get("cwd")):
                 if self.streams is not None and execution is not None:
-                    self.streams.begin(execution)  # from here on an interrupt is heard
+                    self.streams.begin(
+                        execution, ordered=request.get("ordered") is True
+                    )  # from here on an interrupt is heard
                 failed = await self._run_cell(code, silent, store_history, cell_id)
         except BaseException as error:  # noqa: BLE001 - an interrupt between the cell and us, a broken hook of the cell's
             failed = error

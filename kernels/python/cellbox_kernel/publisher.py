@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import zmq
-from jupyter_client.session import Session
+from jupyter_client.session import DELIM, Session
 from tornado.ioloop import IOLoop
 
 
 class Publisher:
-    """Takes the place of ipykernel's iopub thread and of the socket that stands for it. Made in the main thread."""
+    """Takes the place of ipykernel's iopub thread and of the socket that stands for it. Made in the main thread.
 
-    def __init__(self, socket: zmq.Socket[bytes], session: Session) -> None:
+    place: called before a message is sent, one at a time; returns the frames that go before its delimiter.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], session: Session, place: Callable[[], list[bytes]]) -> None:
         self.socket = socket
+        self._place = place
         self.published = 0
         """Messages since the last greeting, so that a client knows when it has heard all of them."""
         self._session = session
@@ -36,6 +41,8 @@ class Publisher:
         if os.getpid() != self._pid or self.socket.closed:
             return
         with self._lock:
+            at = parts.index(DELIM)
+            parts[at:at] = self._place()  # may wait for a reader, so it can be interrupted
             main = threading.current_thread() is threading.main_thread()
             self._sending = main
             try:

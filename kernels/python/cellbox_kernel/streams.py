@@ -5,6 +5,7 @@ What Python code prints goes through descriptor 1 for both streams, so their ord
     ESC ] cellbox ; SECRET ; b ; EXECUTION BEL                   the execution begins (on both pipes)
     ESC ] cellbox ; SECRET ; e ; EXECUTION BEL                   it has ended (on both pipes)
     ESC ] cellbox ; SECRET ; t ; EXECUTION ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
+    ESC ] cellbox ; SECRET ; d ; PLACE BEL                       here belongs the message with the frame ``place:PLACE``
 
 Each is one write of at most PIPE_BUF bytes, so writers never mix. Bytes between marks were written by C code or children:
 they belong to the execution that runs, or else to the last one.
@@ -54,6 +55,8 @@ class Streams:
         self._private = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100) for descriptor in (1, 2)]
         self._forked = False
         self._heads = self._heads_of(0)  # of the owner that wrote last
+        self._ordered = False
+        self._places = 0
         self.running = 0
         """The execution that runs or ran last."""
         self.stdout = Stream(self, 1)
@@ -80,15 +83,24 @@ class Streams:
         if sys.stdin is None or sys.stdin.closed:
             sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it stays open
 
-    def begin(self, execution: int) -> None:
-        """From here on output belongs to ``execution``."""
+    def begin(self, execution: int, *, ordered: bool) -> None:
+        """From here on output belongs to ``execution``. ordered: somebody wants to know its order with what is published."""
         self.running = execution
+        self._ordered = ordered
         owner.set(execution)
         self._tell(b"b", execution)
 
     def end(self, execution: int) -> None:
         """``execution`` is over; nothing it wrote in the foreground comes after this."""
         self._tell(b"e", execution)
+
+    def place(self) -> list[bytes]:
+        """Mark the place of a message that is about to be sent; return the frames by which it is known there."""
+        if not self._ordered:
+            return []
+        self._places += 1
+        _write(self._private[0], b"%sd;%d\a" % (self._prefix, self._places))
+        return [b"place:%d" % self._places]
 
     def write(self, stream: int, data: bytes) -> None:
         """Write text of the current owner to ``stream`` 1 or 2."""
