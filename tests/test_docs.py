@@ -184,3 +184,22 @@ def test_the_tour_of_the_readme_works_as_typed(tmp_path: Path) -> None:
                     assert is_within(one, answer), f"shown {one}, answered {answer}"
                     if "image/png" in content:
                         assert any("image/png" in result["data"] for result in answer["results"])
+
+
+@pytest.mark.skipif(
+    shutil.which("bwrap") is None or os.geteuid() != 0, reason="needs root and bubblewrap: apt-get install bubblewrap"
+)
+def test_the_python_of_the_readme_prints_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chapter = document("README.md").split("## From Python")[1].split("\n## ")[0]
+    with running(tmp_path) as service:
+        monkeypatch.setenv("CELLBOX_URL", service.url)
+        monkeypatch.setenv("CELLBOX_API_KEY", KEY)
+        names: dict[str, Any] = {}
+        for language, content in blocks(chapter):
+            if language == "python":
+                exec(content, names)
+            else:
+                assert capsys.readouterr().out == content
+        names["client"].close()

@@ -49,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
     }
     | LEAVES,
     "interpreter.removal": {"interpreter.executions", "interpreter.sandboxes", "interpreter.scopes"} | LEAVES,
-    "interpreter.client": {"interpreter.wire", "interpreter.languages"},
+    "interpreter.client": {"interpreter.wire", "interpreter.languages", "interpreter"},
     "interpreter.backends": {"sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
     "interpreter.backends.base": set(),
     "interpreter.executions.jsontext": set(),

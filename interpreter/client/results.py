@@ -1,0 +1,123 @@
+"""What comes back: how an execution ended, and its events on the way."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from interpreter import wire
+from interpreter.client.errors import ExecutionFailed
+
+_NEVER_SHOWN = {"application/javascript", "text/javascript"}
+"""Kinds that a notebook would run in the page of whoever looks at it."""
+
+
+class Result(wire.ExecAnswer):
+    """How an execution ended; the fields are those of the wire contract. A notebook shows its main result."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the code did well."""
+        return self.status == "ok"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The MIME bundle of the main result: the value of the last expression, else the last display; empty if there is none."""
+        shown = [each for each in self.results if each.data]
+        values = [each for each in shown if each.type == "result"]
+        return dict((values or shown)[-1].data or {}) if shown else {}
+
+    @property
+    def text(self) -> str:
+        """The main result as text; empty if there is none."""
+        return str(self.data.get("text/plain", ""))
+
+    @property
+    def images(self) -> list[bytes]:
+        """The PNGs of all results, in order."""
+        return [image for each in self.results if (image := png(each.data or {})) is not None]
+
+    def check(self) -> Result:
+        """Return this result if the code did well. Raises ExecutionFailed, whose text says how it ended."""
+        if self.ok:
+            return self
+        if self.error is not None:
+            raise ExecutionFailed(f"{self.error.name}: {self.error.value}", self)
+        raise ExecutionFailed(f"The code ended with {self.status} and exit code {self.exit_code}.", self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """What a notebook shows of it: the main result, with what was printed in its text."""
+        shown = {kind: value for kind, value in self.data.items() if kind not in _NEVER_SHOWN}
+        shown["text/plain"] = "\n".join(part.rstrip("\n") for part in (self.stdout, self.text, self.stderr) if part)
+        wanted = shown.keys() if include is None else set(include) & shown.keys()
+        return {kind: value for kind, value in shown.items() if kind in wanted and kind not in (exclude or ())}
+
+
+class Event(wire.AnswerModel):
+    """One event of an execution; fields that its type does not have are None. ``fields`` has all that came."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    seq: int
+    type: str
+    execution_id: str
+    text: str | None = None
+    data: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    display_id: str | None = None
+    omitted: list[dict[str, Any]] | None = None
+    wait: bool | None = None
+    execution_count: int | None = None
+    name: str | None = None
+    value: str | None = None
+    traceback: list[str] | None = None
+    prompt: str | None = None
+    password: bool | None = None
+    state: str | None = None
+    reason: str | None = None
+    generation: int | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All that came, as it came."""
+        return self.model_dump(exclude_unset=True)
+
+
+class Execution(wire.AnswerModel):
+    """Where an execution is. result: once it has finished."""
+
+    execution_id: str
+    phase: Literal["queued", "running", "finished"]
+    result: Result | None = None
+
+
+class FileEntry(wire.AnswerModel):
+    """An entry of a directory. raw: percent-encoded name, where the name is not UTF-8."""
+
+    name: str
+    is_dir: bool
+    size: int = 0
+    mod_time: str | None = None
+    raw: str | None = None
+
+
+class StoredFile(wire.AnswerModel):
+    """A file that was stored."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def png(data: dict[str, Any]) -> bytes | None:
+    """Return the PNG of a MIME bundle, if it has one that is base64."""
+    text = data.get("image/png")
+    if not isinstance(text, str):
+        return None
+    try:
+        return base64.b64decode(text)
+    except binascii.Error:
+        return None
