@@ -141,7 +141,7 @@ async def test_a_weak_runtime_is_warned_about_or_refused(start, monkeypatch, tmp
     await start(runtime_checks="warn")  # it has let go of the data root
 
 
-@pytest.mark.parametrize("values", [{"network": "proxy"}, {"pool": "1"}, {"scope_quota_mb": "5"}])
+@pytest.mark.parametrize("values", [{"network": "proxy"}, {"scope_quota_mb": "5"}])
 async def test_what_is_not_there_refuses_the_start_by_name(start, values):
     (name,) = values
     with pytest.raises(SettingsError, match=f"SANDBOX_{name.upper()}"):

@@ -314,7 +314,7 @@ def test_sigterm_leaves_sandboxes_and_ctrl_c_removes_them(serve: Serve, scope: s
     assert (answers[0].status_code, answers[0].json()["code"]) == (503, "shutting_down")
     assert "goes-on" in answers[0].json()["message"]
     assert running <= set(cellbox.processes(scope))
-    assert "1 sandboxes go on" in cellbox.log
+    assert "1 sandbox left running" in cellbox.log
     cellbox.start()
     assert answer_of(cellbox, "goes-on", scope)["stdout"] == "done 5\n"
     cellbox.end(signal.SIGINT)
