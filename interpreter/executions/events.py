@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 import msgspec
@@ -124,6 +125,12 @@ class EventLog:
         self._spool.rest()
         self._wake()
 
+    def keep_in(self, folder: Path | None, *, limit: int) -> None:
+        """Have this folder and this limit from here on, as if made with them. Before there is any output."""
+        self._spool.keep_in(folder)
+        self._left = {"stdout": limit, "stderr": limit}
+        self._left_rich = limit
+
     def abandon(self) -> None:
         """Nothing comes any more from here, though it has not finished."""
         self.closed = True
@@ -135,6 +142,15 @@ class EventLog:
         self._rest, self._tail = None, bytearray()
         self._kinds, self._ends = array("B"), array("Q")
         self.abandon()
+
+    @property
+    def held(self) -> int:
+        """How many bytes of memory it takes."""
+        return self._spool.held + len(self._tail) + getsizeof(self._kinds) + getsizeof(self._ends)
+
+    def grows(self, size: int) -> int:
+        """Return how many bytes of memory more it may take once somebody reads of ``size`` bytes what ``finish`` has left."""
+        return 0 if self._rest is None else self._spool.room(size)
 
     @property
     def stored(self) -> int:
@@ -217,7 +233,12 @@ class EventLog:
         start = self._ends[number - 1] if number else 0
         payload = self._spool.read(start, self._ends[number] - start)
         kind = _TYPES[self._kinds[number]]
-        payload = b'"text":%s}' % _json.encode(payload.decode()) if kind in _TEXTS else payload[1:]
+        if kind in _TEXTS:  # which a full disk may have cut within a letter
+            payload = b'"text":%s}' % _json.encode(payload.decode(errors="replace"))
+        elif b"\0" in payload:
+            payload = b"}"  # the disk did not take it: that it was there is still told
+        else:
+            payload = payload[1:]
         comma = b"" if payload == b"}" else b","
         head = b'{"seq":%d,"type":"%s","execution_id":%s' % (number, kind.encode(), self._execution_id)
         return Event(number, kind, head + comma + payload)

@@ -7,6 +7,7 @@ open after ``rest``. Calls block as writes to the page cache do, and wait for no
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -19,7 +20,10 @@ MEMORY_BYTES = 64 * 1024
 
 
 class Spool:
-    """folder: for the file; None keeps everything in memory. What a full disk does not take is read as NUL bytes."""
+    """folder: for the file; None keeps everything in memory.
+
+    What a full disk does not take is read as NUL bytes, but for the beginning and for what was added last.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -27,6 +31,9 @@ class Spool:
         self._file: Path | None = None
         self._handle: int | None = None
         self._resting = False
+        self._refused = b""  # by the disk: what was added last, if it did not take that
+        self._refused_at = 0
+        self._said = False
         self._size = 0
 
     def __len__(self) -> int:
@@ -38,22 +45,40 @@ class Spool:
         """How many of them lie in a file."""
         return 0 if self._file is None else self._size
 
+    @property
+    def held(self) -> int:
+        """How many of them lie in memory."""
+        return len(self._memory) + len(self._refused)
+
+    def room(self, size: int) -> int:
+        """Return how many of ``size`` bytes more would lie in memory."""
+        if self._folder is None:
+            return size
+        return 0 if self._file is not None else min(size, MEMORY_BYTES - len(self._memory))
+
+    def keep_in(self, folder: Path | None) -> None:
+        """Have ``folder`` for the file from here on."""
+        self._folder = folder
+
     def append(self, data: bytes | bytearray) -> None:
         """Add ``data`` at the end."""
         if self._file is None and self._folder is not None and self._size + len(data) > MEMORY_BYTES:
             self._file = self._folder / secrets.token_hex(16)
-            self._write(self._memory, 0)
-            self._memory = bytearray()
+            if self._write(self._memory, 0):
+                self._memory = bytearray()
         if self._file is None:
             self._memory += data
         else:
-            self._write(data, self._size)
+            self._refused = b"" if self._write(data, self._size) else bytes(data)
+            self._refused_at = self._size
         self._size += len(data)
 
     def read(self, start: int, length: int) -> bytes:
         """Return ``length`` bytes from ``start`` on."""
-        if self._file is None:
+        if self._file is None or start + length <= len(self._memory):
             return bytes(self._memory[start : start + length])
+        if self._refused and start >= self._refused_at:
+            return self._refused[start - self._refused_at :][:length]
         try:
             with self._opened() as handle:
                 data = os.pread(handle, length, start)
@@ -75,13 +100,14 @@ class Spool:
             with contextlib.suppress(OSError):
                 self._file.unlink()
         self._folder = self._file = None
-        self._memory = bytearray()
+        self._memory, self._refused = bytearray(), b""
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
         if self._file is None:
             raise FileNotFoundError
         if self._handle is None:
+            self._file.parent.mkdir(mode=0o700, exist_ok=True)  # it may have had no room when the service started
             self._handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             yield self._handle
@@ -89,9 +115,15 @@ class Spool:
             if self._resting:
                 self.rest()
 
-    def _write(self, data: bytes | bytearray, at: int) -> None:
+    def _write(self, data: bytes | bytearray, at: int) -> bool:
+        """Whether the disk has taken all of ``data``."""
         try:
             with self._opened() as handle:
-                os.pwrite(handle, data, at)
+                if os.pwrite(handle, data, at) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            log.error("output could not be kept", extra={"error": error.strerror})
+            if not self._said:
+                log.error("output could not be kept", extra={"error": error.strerror})
+            self._said = True
+            return False
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -165,3 +166,53 @@ def test_json_that_is_none_is_named_as_left_out() -> None:
     execution = ended(stream=True)
     execution.hear(Displayed("x", "display", [Result("display", json={"application/json": "{"})]))
     assert told(execution.events)[1]["omitted"] == [{"mime": "application/json", "bytes": 1}]
+
+
+@pytest.mark.parametrize("taken", [None, 1])
+def test_on_a_full_disk_events_are_json_and_the_last_is_finished_with_all_its_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, taken: int | None
+) -> None:
+    """Whether it takes nothing of a piece or a part."""
+
+    def full(*_: Any) -> int:
+        if taken is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return taken
+
+    monkeypatch.setattr(os, "pwrite", full)
+    log = EventLog("id", folder=tmp_path)
+    log.add("started", language="python")
+    for _ in range(3):
+        log.add_text("stdout", "x" * MEMORY_BYTES)
+        log.after()
+    log.finish(lambda: log.add("finished", status="ok"))
+    seq, found = -1, []
+    while batch := told(log, seq):
+        found += batch
+        seq = batch[-1]["seq"]
+    assert [event["type"] for event in found] == ["started", "stdout", "stdout", "stdout", "finished"]
+    assert (found[0]["language"], found[-1]["status"]) == ("python", "ok")
+    assert len(found[2]["text"]) == MEMORY_BYTES
+    assert log.held < 2 * MEMORY_BYTES
+    assert [record.message for record in caplog.records] == ["output could not be kept"]
+    caplog.clear()
+
+
+def test_a_letter_that_a_full_disk_has_cut_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = EventLog("id", folder=tmp_path)
+    log.add_text("stdout", "x" * (MEMORY_BYTES + 1))
+    log.after()
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: write(handle, data[:1], at))
+    log.add_text("stdout", "é")
+    log.after()
+    log.add("clear_output", wait=True)
+    assert told(log, 0) == [
+        {"seq": 1, "type": "stdout", "execution_id": "id", "text": "\ufffd\0"},
+        {"seq": 2, "type": "clear_output", "execution_id": "id", "wait": True},
+    ]
+    assert [record.message for record in caplog.records] == ["output could not be kept"]
+    caplog.clear()
+    log.discard()
