@@ -42,6 +42,8 @@ class Execution:
         self._shown = False  # whether what it displayed is among the events
         self.finished_at: float | None = None
         """Seconds on the service's monotonic clock."""
+        self.never_ran = False
+        """Whether that is certain: then the same call may be made anew."""
         self.noted = False
         """Whether there is a record of it that outlives the service."""
         self._digest = digest
@@ -98,9 +100,9 @@ class Execution:
                 self.events.add("input_request", prompt=message.prompt, password=message.password)
         return True
 
-    def end(self, result: Answer | ServiceError, now: float, *, goes_on: bool = False) -> None:
+    def end(self, result: Answer | ServiceError, now: float, *, goes_on: bool = False, uncertain: bool = False) -> None:
         """Say how it ended; later calls change nothing. now: seconds on the monotonic clock. goes_on: without this service, and
-        the next one will say how it finished.
+        the next one will say how it finished. uncertain: whether its code has run is not known.
 
         The last event of one that never ran has the error's ``code`` and ``message`` instead of an answer.
         """
@@ -116,6 +118,7 @@ class Execution:
             self.events.abandon()
         else:
             self.error = result
+            self.never_ran = not uncertain
             self.events.add("finished", code=result.code, message=result.message)
         self._ended.set()
 
@@ -129,8 +132,9 @@ class Execution:
         self.events.discard()
 
     def size(self) -> int:
-        """About how many bytes it holds on to once it has shed; measured, for the small ones."""
-        return 4000 + (0 if self.answer is None else self.answer.size())
+        """How many bytes it holds on to once it has shed, or will when its events are read: about, as measured for small ones."""
+        answer = 0 if self.answer is None else self.answer.size()
+        return 4000 + answer + self.events.held + self.events.grows(answer)
 
     def _show(self, kind: str, results: list[Result], execution_count: int | None = None) -> None:
         self._show_entries(kind, entries(results)[0], execution_count)

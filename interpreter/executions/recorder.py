@@ -74,6 +74,8 @@ class Recorder:
         self._keep_s = keep_s
         self._clock = clock
         self._tasks = Tasks()
+        self._files: dict[asyncio.Task[None], Execution] = {}
+        self._uncertain: dict[tuple[str, str], tuple[Execution, Callable[[], None]]] = {}
         self._ended: list[_Ended] = []
         self._timer: asyncio.Handle | None = None
         self._writers = asyncio.Semaphore(2)
@@ -90,6 +92,7 @@ class Recorder:
     def taken(self, execution: Execution) -> None:
         """Note a named execution before it waits for anything. Raises StorageFailed: then it must not run."""
         if execution.named:
+            self._give_up(execution)
             self._records.execution(_record(execution))
             execution.noted = True
 
@@ -107,7 +110,9 @@ class Recorder:
     def ended(self, execution: Execution, answer: Answer, *, settle: Callable[[], None]) -> None:
         """Note its answer, soon; call ``settle`` then."""
         if answer.size() > INLINE_BYTES:
-            self._tasks.start(self._file(execution, answer, settle), name=f"keep answer {execution.id}")
+            task = self._tasks.start(self._file(execution, answer, settle), name=f"keep answer {execution.id}")
+            self._files[task] = execution
+            task.add_done_callback(self._files.pop)
             return
         self._add(_Ended(_answered(execution, answer.to_json()), settle, execution.noted))
 
@@ -117,10 +122,29 @@ class Recorder:
             with contextlib.suppress(StorageFailed):
                 self._records.forget(execution.scope, execution.id)
 
+    def uncertain(self, execution: Execution, *, settle: Callable[[], None]) -> None:
+        """Leave the record of one that may have run and has no answer: so it does not run again, and the next service asks its
+        sandbox. For as long as an answer is kept; ``settle`` is called then.
+        """
+        self._uncertain[execution.scope, execution.id] = execution, settle
+        if len(self._uncertain) > MAX_WAITING:
+            self._give_up(next(iter(self._uncertain.values()))[0])
+
     async def forget(self, scope: str, session: str | None = None) -> None:
-        """Forget the answers of a purged session, or of all of a scope if ``session`` is None. Raises StorageFailed."""
-        await self._tasks.idle(within_s=CLOSE_S)
+        """Forget the answers of a purged session, or of all of a scope if ``session`` is None. Raises StorageFailed, also where
+        one of them is still being written after ``CLOSE_S``.
+        """
+
+        def purged(execution: Execution) -> bool:
+            return execution.scope == scope and session in (None, execution.session)
+
+        writing = [task for task, execution in self._files.items() if purged(execution)]
+        if writing and (await asyncio.wait(writing, timeout=CLOSE_S))[1]:
+            raise StorageFailed("The disk of the service does not take an answer in time, which is purged after it.")
         self._records.attach()
+        for execution, _ in list(self._uncertain.values()):
+            if purged(execution):
+                self._give_up(execution)
         self._flush()
         await asyncio.to_thread(self._remove, self._records.purge(scope, session))
 
@@ -142,7 +166,8 @@ class Recorder:
             record = self._found(execution_id, scope)
             if record is None or record.file is None:
                 return None
-            return await asyncio.to_thread(self._read, record)
+            kept = await asyncio.to_thread(self._read, record)
+            return None if self._found(execution_id, scope) is None else kept  # it may have been purged meanwhile
         except (StorageFailed, OSError, msgspec.MsgspecError):
             return None  # ``find`` says why
 
@@ -169,6 +194,9 @@ class Recorder:
                 log.warning("the data root can be written again")
             if self._clock() >= due or self._added_bytes > MAX_BYTES // 4 or self._added > MAX_NUMBER // 4:
                 due = self._clock() + every_s
+                for execution, _ in list(self._uncertain.values()):
+                    if (execution.finished_at or 0.0) < self._clock() - self._keep_s:
+                        self._give_up(execution)
                 self._added = self._added_bytes = 0
                 with contextlib.suppress(StorageFailed):
                     files = self._records.expire(
@@ -190,6 +218,13 @@ class Recorder:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _give_up(self, execution: Execution) -> None:
+        """Free the id of one that may have run."""
+        uncertain, settle = self._uncertain.pop((execution.scope, execution.id), (None, None))
+        if uncertain is not None and settle is not None:
+            self.dropped(uncertain)
+            settle()
 
     def _found(self, execution_id: str, scope: str | None) -> ExecutionRecord | None:
         record = self._records.finished(execution_id, scope)

@@ -52,13 +52,14 @@ class Sent:
 class Work:
     """One execution being worked on. nudge: set whenever there may be something new for its task.
 
-    sent: by an earlier service. whole: its request can be run, if that did not happen.
+    sent: by an earlier service. whole: its request can be run, if that did not happen. told: whether a sandbox may know of it.
     """
 
     def __init__(self, execution: Execution, *, sent: Sent | None = None, whole: bool = True) -> None:
         self.execution = execution
         self.sent = sent
         self.whole = whole
+        self.told = sent is not None
         self.settle: Callable[[], None] = _nothing
         """To be called when the answer is kept."""
         self.input: Callable[[str], Awaitable[None]] = _nobody_reads

@@ -103,24 +103,28 @@ class Runner:
     def resume(self, execution: Execution, *, sent: Sent | None, whole: bool) -> None:
         """Work on what an earlier service has left, to be called in the order of their coming. sent, whole: see ``Work``.
 
-        One that its caller cannot ask for, and of which no sandbox was told, is forgotten: it is as if it had not come.
+        One that its caller cannot ask for, and of which no sandbox was told, is forgotten: it is as if it had not come. One that
+        may have run, and for which there is no room any more, has died.
         """
         if sent is None and not (execution.named and whole):
             self._recorder.dropped(execution)
             return
-        try:
-            self._table.enter(execution.request.key, self._clock())
-        except ServiceError:
-            self._recorder.dropped(execution)
-            return
         self._store.restore(execution)
         try:
-            self._take(Work(execution, sent=sent, whole=whole))
+            self._table.enter(execution.request.key, self._clock())
+            try:
+                self._take(Work(execution, sent=sent, whole=whole))
+            except ServiceError:
+                self._table.leave(execution.request.key, self._clock())
+                raise
         except ServiceError as error:
-            self._recorder.dropped(execution)
-            self._table.leave(execution.request.key, self._clock())
-            execution.end(error, self._clock())
+            end = error if sent is None else self._died(execution, sent)
+            execution.end(end, self._clock())
             self._store.finished(execution, self._clock())
+            if isinstance(end, Answer):
+                self._recorder.ended(execution, end, settle=lambda: None)
+            else:
+                self._recorder.dropped(execution)
 
     def end(self, execution: Execution, how: How) -> None:
         """End it: while it waits it never runs, while it runs it is interrupted or killed. Nothing once it has finished."""
@@ -215,11 +219,14 @@ class Runner:
         if self._released and not isinstance(result, Answer):
             goes_on = execution.phase == "running" or execution.named
             result = _goes_on(execution)
+        uncertain = work.told and isinstance(result, InternalError)
         self._count(execution, result, goes_on=goes_on)
-        execution.end(result, self._clock(), goes_on=goes_on)
+        execution.end(result, self._clock(), goes_on=goes_on, uncertain=uncertain)
         self._store.finished(execution, self._clock())
         if isinstance(result, Answer):
             self._recorder.ended(execution, result, settle=work.settle)
+        elif uncertain:
+            self._recorder.uncertain(execution, settle=work.settle)
         elif not self._released:
             self._recorder.dropped(execution)
             work.settle()
@@ -252,11 +259,7 @@ class Runner:
         await self._wait_for_turn(work, began + request.queue_timeout_s)
         turn = self._clock()
         if work.sent is not None and not await self._adopted(work.sent):
-            work.execution.running()
-            why = (work.sent.live.reason if work.sent.live is not None else None) or "killed"
-            outcome = msgspec.structs.replace(ended(request, "died", reason=why), kernel="lost")
-            life = self._life(request, work.sent.sandbox, outcome)
-            return answer(work.execution.id, request, outcome, life, Timing())
+            return self._died(work.execution, work.sent)
         live, run, finished = await self._run(work)
         if live is None or run is None or finished is None:
             reason: Reason | None = None if work.how == "cancel" else work.how
@@ -278,6 +281,15 @@ class Runner:
             return await asyncio.to_thread(answer, work.execution.id, request, outcome, life, timing)
         return answer(work.execution.id, request, outcome, life, timing)
 
+    def _died(self, execution: Execution, sent: Sent) -> Answer:
+        """Return the answer of one that an earlier service has sent to a sandbox that is gone."""
+        request = execution.request
+        execution.running()
+        why = (sent.live.reason if sent.live is not None else None) or "killed"
+        outcome = msgspec.structs.replace(ended(request, "died", reason=why), kernel="lost")
+        life = self._life(request, sent.sandbox, outcome)
+        return answer(execution.id, request, outcome, life, Timing())
+
     async def _run(self, work: Work) -> tuple[Live, Run, Finished | Refused] | tuple[None, None, None]:
         """Run it in a working sandbox; nothing is returned where it is to end before that. Raises ServiceError.
 
@@ -295,9 +307,11 @@ class Runner:
                 work.execution.running()
             run = self._at(work, live)
             self._recorder.sent(work.execution, live.row.id, run.link_id)
+            work.told = True
             try:
                 return live, run, await run.finished()
             except LinkNotSent:
+                work.told = False
                 log.info("a sandbox ended before it was told of an execution", extra={"sandbox": live.row.id})
         raise SandboxStartFailed("Sandboxes end as soon as they have started; nothing has run.", retry_after_s=1.0)
 
@@ -316,6 +330,7 @@ class Runner:
             return sent.live, self._at(work, sent.live, resumed=sent.link_id), pending
         if not (work.whole and work.execution.named):  # who cannot ask for it has most likely asked again
             raise ShuttingDown("The service was stopped before it could be run; nothing has run.", retry_after_s=1.0)
+        work.told = False
         return None
 
     def _at(self, work: Work, live: Live, resumed: str | None = None) -> Run:
@@ -359,6 +374,8 @@ class Runner:
     def _life(self, request: ExecRequest, sandbox: SandboxId, outcome: Outcome, *, over: bool = True) -> Life:
         if request.kernel is None:
             return Life()
+        if self._kernels.get(request.key, request.kernel) is None:  # its first life, for which there is no room now
+            return Life("lost", 1, outcome.reason)
         told: Told = outcome.kernel
         if outcome.status == "died" or (over and outcome.kernel is None):
             told = "lost"

@@ -45,11 +45,18 @@ class Store:
         return len(self._all)
 
     def known(self, request: ExecRequest, now: float) -> Execution | None:
-        """Return the first execution of the same request and id, if it is kept. Raises ExecutionIdTaken for another request."""
+        """Return the first execution of the same request and id, if it is kept. Raises ExecutionIdTaken for another request.
+
+        One that never ran is forgotten by that: the same call may succeed now.
+        """
         self.expire(now)
         if request.execution_id is None:
             return None
-        first = self._fresh(self._all.get((request.scope, request.execution_id)), now)
+        name = (request.scope, request.execution_id)
+        first = self._fresh(self._all.get(name), now)
+        if first is not None and first.never_ran:
+            self._remove(name)
+            return None
         if first is not None and first.digest != request.digest():
             raise ExecutionIdTaken("Another request of this scope has this execution_id.")
         return first
@@ -67,6 +74,7 @@ class Store:
 
     def restore(self, execution: Execution) -> None:
         """Take in one that an earlier service knew, or that was kept elsewhere, whether it has finished or not."""
+        execution.events.keep_in(self.folder, limit=self.spill)
         self._all[execution.scope, execution.id] = execution
         if not execution.named:
             self._ours[execution.id] = execution

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ async def test_a_purge_waits_for_no_answer_that_comes_later(desk: Desk, monkeypa
 
     monkeypatch.setattr(asyncio, "to_thread", gated)
     desk.end(desk.execution("first"), LONG)
-    purge = asyncio.get_running_loop().create_task(desk.recorder.forget("u2"), name="purge")
+    purge = asyncio.get_running_loop().create_task(desk.recorder.forget("u1"), name="purge")
     await asyncio.sleep(0)
     desk.end(desk.execution("later"), LONG)
     gates[0].set()
@@ -132,3 +133,73 @@ async def test_a_purge_waits_for_no_answer_that_comes_later(desk: Desk, monkeypa
     await desk.recorder.aclose()
     assert sorted(desk.settled) == ["first", "later"]
     assert desk.kept("later").stdout == LONG
+
+
+async def test_an_answer_that_is_purged_while_it_is_read_is_not_there(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.end(desk.execution("a"), LONG)
+    await desk.recorder.aclose()
+    read, purged = Recorder._read, threading.Event()
+
+    def slow(*args: Any) -> Any:
+        found = read(*args)
+        assert purged.wait(5)
+        return found
+
+    monkeypatch.setattr(Recorder, "_read", slow)
+    recalled = asyncio.get_running_loop().create_task(desk.recorder.recall("a", "u1"))
+    await asyncio.sleep(0)
+    await desk.recorder.forget("u1")
+    purged.set()
+    assert await recalled is None
+
+
+async def test_a_purge_neither_waits_for_nor_ends_the_answers_of_others(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, real = asyncio.Event(), asyncio.to_thread
+
+    async def gated(work: Any, *arguments: Any) -> Any:
+        if work is recording._write:
+            await gate.wait()
+        return await real(work, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", gated)
+    desk.end(desk.execution("slow"), LONG)
+    await desk.recorder.forget("u2")
+    assert desk.settled == []
+    gate.set()
+    await desk.recorder.aclose()
+    assert desk.kept("slow").stdout == LONG
+
+
+async def test_a_purge_says_so_where_an_answer_of_its_own_is_not_written_in_time(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, real = asyncio.Event(), asyncio.to_thread
+
+    async def gated(work: Any, *arguments: Any) -> Any:
+        if work is recording._write:
+            await gate.wait()
+        return await real(work, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", gated)
+    monkeypatch.setattr(recording, "CLOSE_S", 0.01)
+    desk.end(desk.execution("slow"), LONG)
+    with pytest.raises(StorageFailed):
+        await desk.recorder.forget("u1")
+    gate.set()
+    await desk.recorder.forget("u1")
+    assert desk.settled == ["slow"]
+    assert desk.recorder.find("slow", "u1") is None
+
+
+async def test_the_id_of_what_may_have_run_is_free_after_its_time(desk: Desk) -> None:
+    first = desk.execution("a", sent=True)
+    desk.recorder.uncertain(first, settle=lambda: desk.settled.append("a"))
+    assert [record.link for _, record in desk.recorder.unfinished()] == ["la"]
+    second = desk.execution("a")
+    desk.recorder.taken(second)
+    assert desk.settled == ["a"]
+    assert [record.link for _, record in desk.recorder.unfinished()] == [None]

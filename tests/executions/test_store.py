@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sandboxd.protocol import Output
 
-from interpreter.errors import ExecutionIdTaken, ExecutionNotFound, QueueTimeout
+from interpreter.errors import ExecutionIdTaken, ExecutionNotFound, QueueTimeout, ShuttingDown
 from interpreter.executions.events import MAX_EVENTS, EventLog
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import ExecRequest, Life, Timing, answer, ended
@@ -177,3 +177,44 @@ def test_long_output_lies_in_the_folder_while_its_execution_is_kept(tmp_path: Pa
     store.expire(6)
     assert len(store) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("read", [False, True])
+async def test_events_that_are_kept_are_counted_whether_they_were_read_or_will_be(tmp_path: Path, read: bool) -> None:
+    store = Store(keep_s=10, folder=tmp_path)
+    execution = store.add(request())
+    execution.running()
+    if read:
+        for _ in range(1000):
+            execution.hear(Output("x", "stdout", "x" * 30))
+            execution.events.after()
+    finish(store, execution, 0, "x" * 30_000)
+    counted = store._bytes
+    assert execution.answer is not None
+    assert counted > execution.answer.size() + 30_000 + (9_000 if read else 0)
+    execution.events.after()
+    assert execution.size() <= counted + 1000, "what is said of it once it is read is counted before"
+
+
+async def test_output_of_one_that_an_earlier_service_took_lies_in_the_folder_too(tmp_path: Path) -> None:
+    store = Store(keep_s=10, folder=tmp_path)
+    taken = Execution("mine", request(execution_id="mine"), named=True)
+    store.restore(taken)
+    taken.events.add_text("stdout", "x" * 100_000)
+    taken.events.after()
+    assert taken.events.stored
+    taken.discard()
+
+
+async def test_the_id_of_one_that_never_ran_may_be_used_again() -> None:
+    store = Store(keep_s=10)
+    mine = request(execution_id="mine")
+    first = store.add(mine)
+    first.end(QueueTimeout("no"), 1)
+    store.finished(first, 1)
+    assert store.get("mine", "u", 1) is first, "until then its error is told"
+    assert store.known(mine, 1) is None
+    second = store.add(mine)
+    second.end(ShuttingDown("it goes on"), 2, goes_on=True)
+    store.finished(second, 2)
+    assert store.known(mine, 2) is second

@@ -14,7 +14,8 @@ from sandboxd.protocol import Execute, KernelGone
 
 from interpreter.backends.base import BackendUnavailable, Sandbox, Stats
 from interpreter.backends.fake import FakeBackend, FakeSandbox
-from interpreter.errors import ExecutionIdTaken, ShuttingDown, StorageFailed
+from interpreter.errors import ExecutionIdTaken, InternalError, ShuttingDown, StorageFailed
+from interpreter.executions import runner as running
 from interpreter.executions.recorder import INLINE_BYTES
 from interpreter.records import Records
 from interpreter.scopes.root import DataRootError
@@ -309,6 +310,57 @@ async def test_a_full_queue_that_got_smaller_refuses_what_is_too_much(first: Hou
     assert (await second.service.settle(second.service.execution("w0", "u1"))).stdout == "w0"
     assert "w2" not in first.sandboxd.began
     assert (await second.exec("w2", execution_id="again")).stdout == "w2"
+
+
+async def test_what_ran_has_died_where_the_next_service_has_no_room_for_it(first: House, make_house: MakeHouse) -> None:
+    """Its id is not free: nothing runs twice."""
+    first.sandboxd.script["never"] = never
+    for session in ("a", "b"):
+        first.submit("never", execution_id=session, session=session)
+    await first.sandboxd.wait_for("never", 2)
+    await first.service.release()
+    await first.backend.host.power_off()
+    second = await make_house(first, max_sessions=1)
+    for session in ("a", "b"):
+        answer = await second.exec("never", execution_id=session, session=session)
+        assert (answer.status, answer.reason, answer.state) == ("died", "killed", "lost")
+    assert first.sandboxd.began == ["never"] * 2
+
+
+async def test_what_may_have_run_before_a_fault_of_ours_is_asked_for_and_not_run_again(
+    first: House, make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "answer", fail)
+        for _ in range(2):
+            with pytest.raises(InternalError):
+                await first.exec("a", execution_id="x")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "an execution failed for a fault of ours"
+    ]
+    caplog.clear()
+    await first.service.release()
+    second = await make_house(first)
+    assert (await second.exec("a", execution_id="x")).stdout == "a"
+    assert first.sandboxd.began == ["a"]
+
+
+async def test_what_may_have_run_is_gone_with_the_purge_of_its_session(
+    first: House, make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "answer", fail)
+        with pytest.raises(InternalError):
+            await first.exec("a", execution_id="x")
+    caplog.clear()
+    await first.service.remove_session("u1", "chat", purge=True)
+    assert first.service._data.records.unfinished() == []
 
 
 # --- a disk that takes nothing --------------------------------------------------------------------------------------

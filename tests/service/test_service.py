@@ -397,12 +397,15 @@ async def test_a_kernel_that_went_between_calls_is_said_once(house: House) -> No
 async def test_a_start_that_fails_says_so_and_the_next_one_works(
     house: House, error: BackendError, expected: type[Exception]
 ) -> None:
+    """The same call does, also with an id of its own: that is free, since nothing has run."""
     house.backend.refuse = error
     with pytest.raises(expected, match=str(error)) as raised:
-        await house.exec("a")
+        await house.exec("a", execution_id="mine")
     assert getattr(raised.value, "retry_after_s", None)
+    with pytest.raises(expected):
+        await house.service.settle(house.service.execution("mine", "u1"))
     house.backend.refuse = None
-    assert (await house.exec("a")).state == "new"
+    assert (await house.exec("a", execution_id="mine")).state == "new"
 
 
 async def test_a_sandbox_that_says_no_hello_fails_within_the_deadline(make_house: MakeHouse) -> None:
