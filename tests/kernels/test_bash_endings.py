@@ -151,6 +151,59 @@ async def test_cells_that_break_the_shell_for_the_kernel_cost_one_timeout_at_mos
     assert (outcome.stdout, outcome.status) == ("1\n", "ok")
 
 
+NEEDED_BY_THE_KERNEL = {
+    "builtin is a function": "builtin() { :; }",
+    "printf is disabled": "enable -n printf",
+    "the dot is disabled": "enable -n .",
+    "what disables is a function": "enable -n printf; enable() { :; }",
+    "lines are read": "PROMPT_COMMAND='read -r line'",
+}
+
+
+@pytest.mark.parametrize("code", NEEDED_BY_THE_KERNEL.values(), ids=NEEDED_BY_THE_KERNEL)
+async def test_a_shell_without_what_the_kernel_needs_is_put_right_at_once(bash, code):
+    outcome = await bash(f"x=1; f() {{ echo f; }}; echo on\n{code}")
+    assert (outcome.status, outcome.stdout, outcome.kernel) == ("ok", "on\n", "new")
+    assert outcome.stderr.startswith("bash: the shell did not answer, so ")
+    assert outcome.run_ms < 5000
+    outcome = await bash("echo $x; f", timeout_s=2.0)
+    assert (outcome.status, outcome.stdout, outcome.stderr) == ("ok", "1\nf\n", "")
+
+
+async def test_a_shell_that_cannot_be_put_right_goes_on_as_before_the_cell(bash):
+    await bash("x=1")
+    outcome = await bash("x=2; unset() { :; }; builtin() { :; }")
+    assert (outcome.status, outcome.exit_code, outcome.kernel) == ("error", 129, "kept")
+    assert outcome.stderr == (
+        "bash: the shell did not answer and was ended, and goes on with the state it had before that\n"
+    )
+    outcome = await bash("echo $x; unset x", timeout_s=2.0)
+    assert (outcome.stdout, outcome.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize("what", ["sleep 100", "while :; do :; done"])
+async def test_a_trap_that_keeps_the_shell_from_the_kernel_costs_the_next_call_its_timeout_at_most(bash, what):
+    """What it keeps is the shell's saving its state, so the cell that sets it has ended well."""
+    await bash("x=1")
+    outcome = await bash(f"n=0; set -T; trap '((n++ > 12)) && {what}' DEBUG")
+    assert (outcome.status, outcome.stderr) == ("ok", "")
+    began = time.monotonic()
+    outcome = await bash("x=2", timeout_s=0.3, grace_s=4.0)
+    assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept")
+    assert "the shell did not answer and was " in outcome.stderr
+    assert time.monotonic() - began < 2.3  # without the second interrupt
+    outcome = await bash("echo $x; trap -p DEBUG")
+    assert (outcome.status, outcome.stdout, outcome.stderr) == ("ok", "1\n", "")
+
+
+async def test_a_call_that_can_wait_outlives_a_trap_that_keeps_the_shell_from_the_kernel(bash):
+    await bash("x=1")
+    await bash("n=0; set -T; trap '((n++ > 12)) && sleep 100' DEBUG")
+    outcome = await bash("echo $x")
+    assert (outcome.status, outcome.stdout, outcome.kernel) == ("ok", "1\n", "kept")
+    assert "the shell did not answer and was " in outcome.stderr
+
+
 async def test_a_trap_on_errors_that_exits_ends_failing_cells_only(bash):
     await bash("trap 'echo failed; exit 9' ERR; x=1")
     for _ in range(2):
@@ -251,4 +304,5 @@ async def test_a_kernel_whose_files_a_cell_has_harmed_ends_and_a_new_one_comes(b
     assert outcome.stdout == "on\n"
     assert outcomes[-1].kernel == "lost"
     assert outcomes[-1].status in ("died", "timeout")
+    assert not any("Traceback" in outcome.stderr for outcome in outcomes)
     assert (await bash("echo more")).stdout == "more\n"

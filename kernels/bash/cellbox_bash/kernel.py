@@ -20,7 +20,6 @@ import shlex
 import signal
 import stat
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,7 @@ _INSIST_S = 1.0
 """From an interrupt to the next one and the end of children that ignore it, where the client sends but one."""
 
 _HANG_UP_S = 0.25
-_KILL_S = 0.3
-"""From the second interrupt to the shell's own end; short, since the client's patience ends at some time too."""
+"""From the second interrupt until the shell is hung up, and from the first where it does what is ours, not the cell."""
 
 _BYE_S = 1.0
 _CHECK_S = 5.0
@@ -50,6 +48,7 @@ _INCOMPLETE = re.compile(r"unexpected end of file|unexpected EOF|delimited by en
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
 """What the next cell may be spared. After any other error of ours only a new kernel, with files of its own, goes on."""
 
+_REPAIRED = "the shell did not answer, so functions named builtin or enable are gone, and builtins are enabled"
 _INTERRUPTED = Ending(130, Error("KeyboardInterrupt", ""))
 
 
@@ -83,10 +82,9 @@ class Bash(Language):
         self._status = 0
         self._number = 0
         self._settling: asyncio.Task[None] | None = None
-        self._executing = self._in_cell = self._forced = self._closed = False
+        self._executing = self._in_cell = self._closed = False
         self._interrupts = 0
-        self._began = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._insisting: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         await self._shell.start(os.environ | _FOR_PROGRAMS)
@@ -99,10 +97,11 @@ class Bash(Language):
             return await self._execute(cell)
         except OSError as error:
             if self._kernel.marks and error.errno not in _PASSING:
-                said = f"bash: the kernel's own files are not as they were, so it ends: {error.strerror}\n"
-                self._kernel.output.write(cell.number, 2, said.encode())
+                self._say(f"the kernel's own files are not as they were, so it ends: {error.strerror}")
                 self._kernel.end_as(1)
-            raise
+            return Ending(1, Error("KernelError", f"the kernel cannot run it: {error.strerror}"))
+        except Ended as ended:
+            return _INTERRUPTED if self._interrupts else Ending(1, Error("KernelError", f"not run, since {ended}"))
         finally:
             self._executing = False
             self._settling = self._loop.create_task(self._settle_later(), name="after a cell")
@@ -112,15 +111,16 @@ class Bash(Language):
             return
         self._interrupts += 1
         if not self._in_cell:
+            self._shell.hang_up(_HANG_UP_S)
             return
         self._shell.interrupt()
         if self._interrupts > 1:
-            self._at(_HANG_UP_S, self._hang_up)
+            self._shell.hang_up(_HANG_UP_S)
         elif processes.ignores(self._shell.pid, signal.SIGINT):  # no second one will help
-            processes.kill_below(self._shell.pid, self._began)
-            self._at(_HANG_UP_S, self._hang_up)
+            self._shell.kill_children()
+            self._shell.hang_up(_HANG_UP_S)
         elif not self._kernel.marks:
-            self._at(_INSIST_S, self._insist)
+            self._insisting = self._loop.call_later(_INSIST_S, self._insist)
 
     async def complete(self, code: str, cursor: int) -> tuple[list[str], int, int]:
         before = code[max(cursor - _LONGEST_NAME, 0) : cursor]
@@ -200,7 +200,7 @@ class Bash(Language):
         if self._interrupts:
             return _INTERRUPTED
         stdin = None if cell.stdin is None else cell.stdin.encode("utf-8", "replace")
-        self._in_cell, self._forced, self._began = True, False, processes.ticks()
+        self._in_cell = True
         try:
             status = await self._shell.run(
                 cell.number, source, self._write(cell.number), status=self._status, stdin=stdin
@@ -209,11 +209,15 @@ class Bash(Language):
             status = ended.status if ended.status >= 0 else 128 - ended.status
         finally:
             self._in_cell = False
-            self._at(None)
+            if self._insisting is not None:
+                self._insisting.cancel()
         self._status = status
         if not self._shell.alive:
             self._note_end()
-        if self._interrupts and (status or self._forced):
+        elif self._shell.repaired:
+            self._shell.repaired = False
+            self._say(_REPAIRED)
+        if self._interrupts and (status or self._shell.hung_up):
             self._status = 128 + signal.SIGINT
             return _INTERRUPTED
         return Ending(status, Error("ExitStatus", str(status))) if status else Ending()
@@ -221,26 +225,12 @@ class Bash(Language):
     def _write(self, number: int) -> Any:
         return lambda stream, data: self._kernel.output.write(number, stream, data)
 
+    def _say(self, text: str) -> None:
+        self._kernel.output.write(self._number, 2, f"bash: {text}\n".encode())
+
     def _insist(self) -> None:
-        self._at(None)
-        processes.kill_below(self._shell.pid, self._began)
+        self._shell.kill_children()
         self.interrupt()
-
-    def _hang_up(self) -> None:
-        """Have the shell save its state and end, or end it."""
-        self._forced = True
-        processes.kill_below(self._shell.pid, self._began)
-        self._shell.signal_alone(signal.SIGHUP)
-        self._timer = self._loop.call_later(_KILL_S, self._shell.signal_alone, signal.SIGKILL)
-
-    def _at(self, delay_s: float | None, call: Any = None) -> None:
-        """Have one thing done later, unless another one waits already; None: no more."""
-        if delay_s is None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
-        elif self._timer is None:
-            self._timer = self._loop.call_later(delay_s, call)
 
     def _show(self, number: int, file: Path, name: str) -> None:
         try:
@@ -263,14 +253,17 @@ class Bash(Language):
         try:
             await self._put_right()
         except (Ended, OSError):
-            traceback.print_exc()  # whoever wants to run something next tries again
+            self._settling = None  # whoever wants to run something next tries again, and is told
 
     async def _settle(self) -> None:
         """Return when what was to be done after the last cell is done. Raises OSError or Ended: there is no shell."""
         if self._settling is not None:
             await asyncio.wait([self._settling])
         if self._settling is None or not self._shell.alive or self._leaving:
-            await self._put_right()
+            try:
+                await self._put_right()
+            except Ended:  # it did not answer; the next one may
+                await self._put_right()
 
     async def _put_right(self) -> None:
         if not self._shell.alive:
@@ -279,8 +272,8 @@ class Bash(Language):
                 return
             await self._revive()
         if self._leaving:
-            leaving, self._leaving = self._leaving, b""
-            await self._shell.ask(leaving)
+            await self._shell.ask(self._leaving)
+            self._leaving = b""
         await self._save()
 
     async def _save(self) -> None:
@@ -300,33 +293,34 @@ class Bash(Language):
         ended, self._shell.ended = self._shell.ended, None
         if ended is None:
             return
-        saved, lost = scripts.state(ended.answer), ""
-        if saved is None:
-            lost = "the shell was replaced or killed, and goes on with the state it had before that"
-        else:
+        saved = scripts.state(ended.answer)
+        hung_up = self._shell.hung_up
+        if saved is not None:
             self._saved = saved
+            lost = "the shell did not answer and was replaced by one with its state" if hung_up else ""
+        else:
+            how = "did not answer and was ended" if hung_up else "was replaced or killed"
+            lost = f"the shell {how}, and goes on with the state it had before that"
         jobs = self._saved.jobs if self._saved is not None else 0
         if jobs:
             lost = f"{lost or 'the shell has ended and was replaced'}; its background jobs go on, but `jobs` no longer knows them"
         if lost:
-            self._kernel.output.write(self._number, 2, f"bash: {lost}\n".encode())
+            self._say(lost)
 
     async def _revive(self) -> None:
         """Start a shell with the state of the last one."""
-        saved = self._saved
+        saved, forced = self._saved, self._shell.hung_up
         await self._shell.start(os.environ | _FOR_PROGRAMS if saved is None else {})
         if saved is None:
             return
         try:
-            await self._shell.ask(scripts.revived(saved.script, forced=self._forced))
+            await self._shell.ask(scripts.revived(saved.script, forced=forced))
             await self._shell.source("arm")
         except Ended as ended:
             self._saved = self._shell.ended = None
             if self._kernel.marks:
                 self._kernel.end_as(ended.status)
-            self._kernel.output.write(
-                self._number, 2, b"bash: the state of the shell that has ended cannot be made again\n"
-            )
+            self._say("the state of the shell that has ended cannot be made again")
             await self._shell.start(os.environ | _FOR_PROGRAMS)
 
 

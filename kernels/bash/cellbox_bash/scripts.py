@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,13 @@ _LISTING = re.compile(rb"\btrap\b(?: -p)? {0,9}(?:$|[;&|>)])", re.MULTILINE)
 
 BYE = b'\\builtin eval "${__cellbox_exit-}"\n'
 """Runs the user's trap on EXIT."""
+
+REPAIR = r"""
+\unset -f builtin enable
+\enable builtin . alias cd compgen declare eval export help jobs printf return set shopt trap type umask unset
+\unset -v PROMPT_COMMAND
+""".lstrip()
+"""For a shell that does not hear, since a function has the name of what we need, or that was disabled."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STATE = b"#cellbox state\n"
@@ -85,7 +93,7 @@ if ((${#@})); then \builtin printf ' %q' "$@"; fi
 \builtin declare -F
 \builtin alias -p
 \builtin printf '\\builtin unset -f trap\n'
-\builtin trap -p
+\builtin trap -p ERR SIGNALS || :
 \builtin printf '#cellbox end\n'
 """
 
@@ -153,7 +161,7 @@ def files(folder: str) -> dict[str, str]:
         "init": _INIT + _ARM,
         "arm": _ARM,
         "post": _POST,
-        "save": _SAVE,
+        "save": _SAVE.replace("SIGNALS", " ".join(map(str, range(signal.NSIG)))),
         "exit": _EXIT,
         "trap": _TRAP.replace("ARM", _ARM),
         "status": '\\builtin return "$1"\n',

@@ -9,7 +9,9 @@ what its background jobs say later is known to be of that cell.
 No descriptor of ours is inherited by what a cell starts: answers go through named pipes too, opened for one line at a time.
 
 Promises: ``run`` returns when the lines are done or the shell has ended; all output of the foreground has been handed on then.
-Leaves to ``kernel.py`` what is run, and what to do about a shell that does not hear or has ended.
+What is ours takes ``_ANSWER_S`` at most. A shell that has read our lines and yet says nothing, since a cell took away what they
+are made with, is put right or ended.
+Leaves to ``kernel.py`` what is run, when it takes too long, and what to do about a shell that has ended.
 """
 
 from __future__ import annotations
@@ -18,22 +20,35 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import select
 import shutil
 import signal
+import struct
 import subprocess
+import termios
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from cellbox_wire import Pump
+from cellbox_wire import Pump, processes
 
 from . import scripts
 
 _PR_SET_PDEATHSIG = 1
 _MOST_ANSWER = 64 * 2**20
 _MOST_LINE = 8192
+
+_ANSWER_S = 5.0
+"""For lines of ours, which take milliseconds, unless a trap on DEBUG that they inherit takes its time."""
+
+_LOOK_S = 0.5
+_DEAF = 2
+"""How many looks one after the other find all lines read and no answer, until something is done about it."""
+
+_KILL_S = 0.3
+"""From when the shell is hung up to its end; short, since the client's patience ends at some time too."""
 
 
 class Ended(Exception):
@@ -59,8 +74,14 @@ class Shell:
         self._process: subprocess.Popen[bytes] | None = None
         self.ended: Ended | None = None
         """How the last shell has ended."""
+        self.hung_up = False
+        """Whether it was told to end while it did what it did last."""
+        self.repaired = False
+        """Whether it was put right; taken back by who has noticed."""
         self._run = 0
         self._done: asyncio.Future[int] | None = None
+        self._began = 0
+        self._end: asyncio.TimerHandle | None = None
         self._line = b""
         self._answer = bytearray()
         self._pumps: set[Pump] = set()
@@ -98,12 +119,14 @@ class Shell:
             start_new_session=True,
             preexec_fn=self._in_child,  # noqa: PLW1509 - there are no threads
         )
+        self.repaired = False
         await self.source("init")
 
     async def source(self, name: str, *arguments: str) -> tuple[int, bytes]:
         """Have the shell source a file of ours; return its status and what it wrote to stdout. Raises Ended."""
         words = " ".join([str(self._folder / name), *arguments])
-        return await self._lines(f"\\builtin . {words} </dev/null >{self._folder}/answer 2>/dev/null\n")
+        line = f"\\builtin . {words} </dev/null >{self._folder}/answer 2>/dev/null\n"
+        return await self._lines(line, within_s=_ANSWER_S)
 
     async def ask(self, script: bytes | str) -> tuple[int, bytes]:
         """Have the shell source ``script``; as ``source``."""
@@ -174,10 +197,17 @@ class Shell:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
-    def signal_alone(self, number: int) -> None:
-        """Send a signal to the shell itself."""
+    def kill_children(self) -> None:
+        """SIGKILL what was started since it began what it does."""
         if self._process is not None:
-            self._process.send_signal(number)
+            processes.kill_below(self._process.pid, self._began)
+
+    def hang_up(self, within_s: float) -> None:
+        """Unless it is done with what it does by then, have it save its state and end, or end it."""
+        if self._done is None or self.hung_up:
+            return
+        if self._end is None or self._end.when() > self._loop.time() + within_s:
+            self._end_later(within_s, self._hang_up)
 
     def close(self) -> None:
         """End it with its process group, and let go of everything. May be called twice."""
@@ -193,21 +223,64 @@ class Shell:
         self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    async def _lines(self, lines: str) -> tuple[int, bytes]:
+    async def _lines(self, lines: str, *, within_s: float | None = None) -> tuple[int, bytes]:
         if self._process is None:
             raise Ended(0, b"")
         self._look_at_pipes()
         self._run += 1
         self._answer.clear()
-        self._done = self._loop.create_future()
+        self._done, self._began, self.hung_up = self._loop.create_future(), processes.ticks(), False
+        if within_s is not None:
+            self.hang_up(within_s)
+        listening = self._loop.create_task(self._listen(), name="whether the shell hears")
         try:
             self._send(lines + self._post())
             status = await self._done
             self._answers.drain()
             return status, bytes(self._answer)
         finally:
+            listening.cancel()
+            self._end_later(None)
             self._done = None
             self._answer.clear()
+
+    async def _listen(self) -> None:
+        """Put the shell right if it does not answer, once; then hang it up."""
+        for repair in (self._repair, self._hang_up):
+            deaf = 0
+            while deaf < _DEAF:
+                await asyncio.sleep(_LOOK_S)
+                deaf = 0 if self._unread() else deaf + 1
+            repair()
+
+    def _unread(self) -> int:
+        """Return how many bytes of our lines the shell has still to read."""
+        if self._process is None or self._process.stdin is None:
+            return 0
+        unread: int = struct.unpack("i", fcntl.ioctl(self._process.stdin, termios.FIONREAD, bytes(4)))[0]
+        return unread
+
+    def _repair(self) -> None:
+        self.repaired = True
+        self._send(scripts.REPAIR + self._post())
+
+    def _hang_up(self) -> None:
+        self.hung_up = True
+        self.kill_children()
+        self._answers.drain()
+        self._answer.clear()  # its state comes now, whatever it was telling
+        self._signal_alone(signal.SIGHUP)
+        self._end_later(_KILL_S, self._signal_alone, signal.SIGKILL)
+
+    def _signal_alone(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _end_later(self, delay_s: float | None, call: Callable[..., None] | None = None, *arguments: int) -> None:
+        """Have that done then, and nothing that was to be done before. None: nothing."""
+        if self._end is not None:
+            self._end.cancel()
+        self._end = None if delay_s is None or call is None else self._loop.call_later(delay_s, call, *arguments)
 
     def _look_at_pipes(self) -> None:
         """Raise OSError if the shell would answer elsewhere than where we hear: a cell can remove and replace the names."""
