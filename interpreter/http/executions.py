@@ -19,6 +19,7 @@ class ExecutionHandler(ApiHandler):
 
     async def on_delete(self, execution_id: str, query: wire.ExecutionQuery, _body: wire.NoBody) -> None:
         """End it; say where it is now, without waiting for the end."""
+        await self.api.service.recall(execution_id, query.scope)
         execution = self.api.service.execution(execution_id, query.scope)
         self.api.service.cancel(execution)
         if execution.error is None:
@@ -32,6 +33,7 @@ class InputHandler(ApiHandler):
 
     async def on_post(self, execution_id: str, query: wire.ExecutionQuery, body: wire.InputBody) -> None:
         """Answer its ``input_request``."""
+        await self.api.service.recall(execution_id, query.scope)
         execution = self.api.service.execution(execution_id, query.scope)
         await self.api.service.input(execution, body.text)
         self.send({"execution_id": execution.id, "phase": execution.phase})
