@@ -225,6 +225,8 @@ class Manager:
         try:
             await unless(live.over, self._clear(key))
             await finish(asyncio.to_thread(self._data.give_spare, live.row.id, key, unseen=unseen), within_s=PREPARE_S)
+            if live.over.is_set():
+                raise SandboxStopped  # its record is gone already, and must not come again
             # Not before: what has a record is adopted, and its directory has to be the session's by then.
             self._data.records.sandbox_begins(
                 SandboxRecord(live.row.id, key.scope, key.session, live.started_at.timestamp())

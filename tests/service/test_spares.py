@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -92,6 +93,31 @@ async def test_where_the_directory_comes_in_that_moment_the_session_gets_another
     await until(lambda: not house.service._manager._leaving)
     there = {row.id for row in house.service._table.spares()}
     assert {entry.name for entry in (house.root / ".spares").iterdir()} <= there
+
+
+async def test_one_that_ends_while_it_is_given_away_leaves_no_record(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next service would look for it, and find none."""
+    house = await pooled(make_house)
+    loop, give, given, goes_on = asyncio.get_running_loop(), DataRoot.give_spare, asyncio.Event(), threading.Event()
+
+    def slow(root: DataRoot, sandbox: SandboxId, key: Key, *, unseen: bool) -> None:
+        give(root, sandbox, key, unseen=unseen)
+        loop.call_soon_threadsafe(given.set)
+        assert goes_on.wait(5)
+
+    monkeypatch.setattr(DataRoot, "give_spare", slow)
+    execution = house.submit("a")
+    await given.wait()
+    (spare,) = house.service._manager._lives.values()
+    house.backend.running[spare.row.id].die(137)
+    await spare.over.wait()
+    goes_on.set()
+    assert (await house.service.settle(execution)).stdout == "a"
+    (live,) = house.service._manager._lives.values()
+    assert [record.id for record in house.service._data.records.sandboxes()] == [live.row.id]
+    assert live is not spare
 
 
 async def test_sessions_are_never_refused_for_spares(make_house: MakeHouse) -> None:
