@@ -220,7 +220,7 @@ async def second() -> AsyncIterator[tuple[Connection, socket.socket]]:
 
 async def received(peer: socket.socket) -> list[Any]:
     """What we sent until we closed the connection."""
-    reader, writer = await asyncio.open_unix_connection(sock=peer.dup())
+    _, writer = await asyncio.open_unix_connection(sock=peer.dup())
     messages = []
     with contextlib.suppress(OSError):
         while (body := await read_frame(reader, limit=10**6)) is not None:
@@ -270,7 +270,7 @@ async def test_an_adopted_execution_may_stream_as_much_as_any(second: tuple[Conn
     await greeted(connection, peer, known=[{"id": "a", "state": "running", "preparing": True}])
     pending = connection.adopt("a", 10)
     running = asyncio.get_running_loop().create_task(connection.run())
-    reader, writer = await asyncio.open_unix_connection(sock=peer.dup())
+    _, writer = await asyncio.open_unix_connection(sock=peer.dup())
     for _ in range(MAX_DROPPED + 1):
         writer.write(encode(Output(id="a", stream="stdout", text="x")))
     writer.write(encode(Finished(id="a", outcome=OK)))
