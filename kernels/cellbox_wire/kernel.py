@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class Kernel:
         self._number = 0
         self._count = 0
         self._running: Request | None = None
+        self._asked: asyncio.Future[str] = self._loop.create_future()
         self._aborts = False
         """Whether the executions that wait are not to be run, since the last one failed."""
         self._parent_pid = os.getppid()
@@ -105,6 +107,10 @@ class Kernel:
     def _receive(self, channel: str, request: Request) -> None:
         if channel == "shell":
             self._waiting.put_nowait(request)
+            return
+        if channel == "stdin":
+            if request.kind == "input_reply" and self._running is not None and not self._asked.done():
+                self._asked.set_result(str(request.content.get("value", "")))
             return
         self._status("busy", request)
         match request.kind:
@@ -228,7 +234,15 @@ class Kernel:
             silent=silent,
             ordered=ordered is True,
             publish=lambda kind, content: self.publish(number, kind, content),
+            ask=partial(self._ask, request) if request.content.get("allow_stdin") is True else None,
         )
+
+    async def _ask(self, request: Request, prompt: str, secret: bool) -> str:
+        """Return a line of whoever sent ``request``."""
+        self.output.flush()
+        self._asked = self._loop.create_future()
+        self._sockets.ask(request, {"prompt": prompt, "password": secret})
+        return await self._asked
 
     def _abort_waiting(self) -> None:
         """Answer the executions that wait without running them: who asked for them wants that after an error."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 Bundle = dict[str, Any]
 """Of MIME types, as Jupyter has them: base64 text for images, values for JSON kinds, else text."""
+
+Ask = Callable[[str, bool], Awaitable[str]]
+"""Asks for a line of input: prompt, whether it is a secret."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Cell:
     number: whose output is whose, see ``Output.write``; increasing, but not without gaps. env: set for this cell only. cwd:
     absolute, for this cell only unless it goes elsewhere itself. stdin: what it can read; None: nothing. ordered: somebody
     wants to know the order of what is written and what is shown. publish: a message of this cell to all clients, at any time,
-    also late: type, content.
+    also late: type, content. ask: None: nobody can give input.
     """
 
     number: int
@@ -30,6 +33,7 @@ class Cell:
     silent: bool
     ordered: bool
     publish: Callable[[str, dict[str, Any]], None]
+    ask: Ask | None
 
     def display(self, data: Bundle, metadata: Bundle | None = None, display_id: str | None = None) -> None:
         """Show something."""

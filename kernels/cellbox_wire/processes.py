@@ -27,19 +27,24 @@ def ignores(pid: int, number: int) -> bool:
     return False
 
 
+def below(pid: int) -> list[int]:
+    """Return what lives below ``pid`` now, parents first."""
+    children, found = _children(), [pid]
+    for parent in found:
+        found += children(parent)
+    return found[1:]
+
+
 def kill_below(pid: int, since: int) -> None:
     """SIGKILL what lives below ``pid`` and was started from ``since`` on, in ``ticks``.
 
     All are found before the first is killed: the children of one that has ended are nobody's here. Each is stopped before it
     is asked for its children, so that it starts no other meanwhile.
     """
-    children: Callable[[int], list[int]] = _children_of
-    if not Path("/proc/thread-self/children").exists():
-        children = partial(_looked_up, _all_children())
-    below, found = [pid], []
-    for parent in below:
+    children, parents, found = _children(), [pid], []
+    for parent in parents:
         for child in children(parent):
-            below.append(child)
+            parents.append(child)
             stat = _stat(child)
             if stat is not None and int(stat[19]) >= since:
                 found.append(child)
@@ -51,6 +56,13 @@ def kill_below(pid: int, since: int) -> None:
 def _send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _children() -> Callable[[int], list[int]]:
+    """Return what tells the children of a process."""
+    if Path("/proc/thread-self/children").exists():
+        return _children_of
+    return partial(_looked_up, _all_children())
 
 
 def _children_of(pid: int) -> list[int]:

@@ -23,8 +23,8 @@ _LINGER_MS = 1000
 class Sockets:
     """What the connection file names, from now until ``close``.
 
-    receive: called in the loop with the channel, shell or control, and each request. Raises OSError, ValueError, KeyError or
-    zmq.ZMQError for a file that cannot be served.
+    receive: called in the loop with the channel, shell, control or stdin, and each request. Raises OSError, ValueError, KeyError
+    or zmq.ZMQError for a file that cannot be served.
     """
 
     def __init__(self, connection_file: Path, receive: Callable[[str, Request], None]) -> None:
@@ -47,6 +47,10 @@ class Sockets:
         """Answer ``request``, which came on ``channel``."""
         kind = request.kind.replace("_request", "_reply")
         self._send(channel, [*request.routing, *self._messages.pack(kind, content, request.header)])
+
+    def ask(self, request: Request, content: dict[str, Any]) -> None:
+        """Ask whoever sent ``request`` for input."""
+        self._send("stdin", [*request.routing, *self._messages.pack("input_request", content, request.header)])
 
     def publish(
         self, kind: str, content: dict[str, Any], parent: dict[str, Any], place: Callable[[], int | None] | None = None
@@ -97,7 +101,7 @@ class Sockets:
                 socket.send_multipart(frames)
             elif channel == "iopub":
                 self._greet(frames[0])
-            elif channel != "stdin" and (request := self._messages.unpack(frames)) is not None:
+            elif (request := self._messages.unpack(frames)) is not None:
                 self._receive_request(channel, request)
 
     def _greet(self, event: bytes) -> None:

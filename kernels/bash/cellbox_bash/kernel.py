@@ -20,10 +20,12 @@ import shlex
 import signal
 import stat
 import tempfile
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cellbox_wire import Cell, Ending, Error, Kernel, Language, processes
+from cellbox_wire import Ask, AskedInput, Cell, Ending, Error, Kernel, Language, processes, reading
 
 from . import scripts, shown
 from .shell import Ended, Shell
@@ -75,7 +77,8 @@ class Bash(Language):
         folder = kernel.connection_file.parent / "bash" if kernel.marks else Path(tempfile.mkdtemp(prefix="bash-"))
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
-        self._shell = Shell(folder, self._show)
+        self._shell = Shell(folder, self._show, self._note_prompt)
+        self._prompt = (0, "", False)  # of the last ``read`` that began: its process, text, whether it is a secret
         self._saved: scripts.State | None = None
         self._leaving = b""
         """What is to be run after the last cell, as ``scripts.leaving`` says."""
@@ -187,24 +190,20 @@ class Bash(Language):
 
     async def _execute(self, cell: Cell) -> Ending:
         source = _source(cell.code)
-        guarded = scripts.is_guarded(source)
-        if cell.env or cell.cwd is not None or guarded:
-            try:
-                script = scripts.entering(cell.env, cell.cwd, guarded=guarded, folder=str(self._folder))
-            except ValueError as error:
-                return Ending(1, Error("ValueError", str(error)))
-            status, before = await self._shell.ask(script)
-            if status:
-                return Ending(1, Error("NotADirectoryError", f"cwd: {cell.cwd} cannot be entered"))
-            self._leaving = scripts.leaving(cell.env, cell.cwd, before, guarded=guarded)
+        ask = reading.asking(cell)
+        if ask is None and self._kernel.marks and cell.ask is not None and cell.stdin is None:
+            return Ending(1, reading.CANNOT_TELL)
+        problem = await self._enter(cell, guarded=scripts.is_guarded(source), asks=ask is not None)
+        if problem is not None:
+            return Ending(1, problem)
         if self._interrupts:
             return _INTERRUPTED
-        stdin = None if cell.stdin is None else cell.stdin.encode("utf-8", "replace")
         self._in_cell = True
         try:
-            status = await self._shell.run(
-                cell.number, source, self._write(cell.number), status=self._status, stdin=stdin
-            )
+            async with self._input(cell, ask) as stdin:
+                status = await self._shell.run(
+                    cell.number, source, self._write(cell.number), status=self._status, stdin=stdin
+                )
         except Ended as ended:
             status = ended.status if ended.status >= 0 else 128 - ended.status
         finally:
@@ -221,6 +220,38 @@ class Bash(Language):
             self._status = 128 + signal.SIGINT
             return _INTERRUPTED
         return Ending(status, Error("ExitStatus", str(status))) if status else Ending()
+
+    async def _enter(self, cell: Cell, *, guarded: bool, asks: bool) -> Error | None:
+        """Have the shell as ``cell`` wants it, and note what is to be put back; return why that cannot be."""
+        if not (cell.env or cell.cwd is not None or guarded or asks):
+            return None
+        try:
+            script = scripts.entering(cell.env, cell.cwd, guarded=guarded, asks=asks, folder=str(self._folder))
+        except ValueError as error:
+            return Error("ValueError", str(error))
+        status, before = await self._shell.ask(script)
+        if status:
+            return Error("NotADirectoryError", f"cwd: {cell.cwd} cannot be entered")
+        self._leaving = scripts.leaving(cell.env, cell.cwd, before, guarded=guarded, asks=asks)
+        return None
+
+    @contextlib.asynccontextmanager
+    async def _input(self, cell: Cell, ask: Ask | None) -> AsyncIterator[bytes | Path | None]:
+        """Yield what the cell can read in here."""
+        if ask is None:
+            yield None if cell.stdin is None else cell.stdin.encode("utf-8", "replace")
+            return
+        path = self._folder / f"in-{cell.number}"
+        async with contextlib.aclosing(AskedInput(path, lambda: self._shell.pid, partial(self._ask, ask))):
+            yield path
+
+    async def _ask(self, ask: Ask, pid: int) -> str:
+        self._shell.drain()
+        (known, prompt, secret), self._prompt = self._prompt, (0, "", False)
+        return await ask(prompt, secret) if pid == known else await ask("", False)
+
+    def _note_prompt(self, pid: int, text: str, secret: bool) -> None:
+        self._prompt = (pid, text, secret)
 
     def _write(self, number: int) -> Any:
         return lambda stream, data: self._kernel.output.write(number, stream, data)

@@ -154,6 +154,27 @@ trap() {
 }
 """
 
+_READ = r"""
+__cellbox_prompt() {
+    local OPTIND=1 OPTARG option prompt= secret=0 from=0
+    while \builtin getopts :ersa:d:i:n:N:p:t:u: option; do
+        case $option in
+            p) prompt=$OPTARG ;;
+            s) secret=1 ;;
+            u) from=$OPTARG ;;
+        esac
+    done
+    if [[ /dev/fd/$from -ef FOLDER/in-${BASH_SOURCE[-1]##*-} ]]; then
+        prompt=${prompt:0:1000}
+        \builtin printf 'prompt %s %s %s\n' "$BASHPID" "$secret" "${prompt//[[:cntrl:]]/ }" >FOLDER/control
+    fi
+}
+read() {
+    __cellbox_prompt "$@" || :
+    \builtin read "$@"
+}
+"""
+
 
 def files(folder: str) -> dict[str, str]:
     """Return the scripts by the names of their files, for a shell whose files are in ``folder``."""
@@ -164,6 +185,7 @@ def files(folder: str) -> dict[str, str]:
         "save": _SAVE.replace("SIGNALS", " ".join(map(str, range(signal.NSIG)))),
         "exit": _EXIT,
         "trap": _TRAP.replace("ARM", _ARM),
+        "read": _READ,
         "status": '\\builtin return "$1"\n',
     }
     quoted = shlex.quote(folder)
@@ -237,8 +259,11 @@ def revived(saved: bytes, *, forced: bool) -> bytes:
     return b"".join(parts)
 
 
-def entering(env: Mapping[str, str], cwd: str | None, *, guarded: bool, folder: str) -> str:
-    """Return a script to be run before a cell; it prints what ``leaving`` wants. Raises ValueError for an unusable name."""
+def entering(env: Mapping[str, str], cwd: str | None, *, guarded: bool, asks: bool, folder: str) -> str:
+    """Return a script to be run before a cell; it prints what ``leaving`` wants. Raises ValueError for an unusable name.
+
+    asks: gets a ``read`` that tells its prompt, which bash itself shows on terminals only.
+    """
     lines = []
     for name in env:
         if _NAME.fullmatch(name) is None:
@@ -251,10 +276,12 @@ def entering(env: Mapping[str, str], cwd: str | None, *, guarded: bool, folder: 
     lines += [f"\\builtin export {name}={shlex.quote(value)} || :" for name, value in env.items()]
     if guarded:
         lines.append(f"\\builtin declare -F trap || \\builtin . {folder}/trap")
+    if asks:
+        lines.append(f"\\builtin declare -F read || \\builtin . {folder}/read")
     return "\n".join([*lines, "\\builtin return 0\n"])
 
 
-def leaving(env: Mapping[str, str], cwd: str | None, before: bytes, *, guarded: bool) -> bytes:
+def leaving(env: Mapping[str, str], cwd: str | None, before: bytes, *, guarded: bool, asks: bool) -> bytes:
     """Return a script to be run after a cell. before: what ``entering`` printed."""
     variables, _, directories = before.partition(b"#cellbox cwd\n")
     lines = [b"\\builtin unset -v %s || :" % " ".join(env).encode(), variables] if env else []
@@ -264,4 +291,8 @@ def leaving(env: Mapping[str, str], cwd: str | None, before: bytes, *, guarded: 
         lines.append(b"if [[ . -ef %s ]]; then \\builtin cd -- %s || :; OLDPWD=%s; fi" % (there, back, old))
     if guarded:
         lines.append(b"\\builtin unset -f trap || :")
+    if asks:
+        lines.append(
+            b'[[ "$(\\builtin declare -f read)" != *__cellbox_prompt* ]] || \\builtin unset -f read __cellbox_prompt'
+        )
     return b"\n".join(lines) + b"\n"

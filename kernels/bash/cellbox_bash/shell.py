@@ -63,12 +63,16 @@ class Ended(Exception):
 class Shell:
     """A shell, again and again ``start``-ed, whose files are in ``folder``, which is ours.
 
-    show: called when a cell wants a file shown: number of the cell, the copy that was made of it, its name.
+    show: called when a cell wants a file shown: number of the cell, the copy that was made of it, its name. prompt: called when a
+    ``read`` of a cell's input begins: process, text, whether what comes is a secret.
     """
 
-    def __init__(self, folder: Path, show: Callable[[int, Path, str], None]) -> None:
+    def __init__(
+        self, folder: Path, show: Callable[[int, Path, str], None], prompt: Callable[[int, str, bool], None]
+    ) -> None:
         self._folder = folder
         self._show = show
+        self._prompt = prompt
         self._loop = asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None)
         self._process: subprocess.Popen[bytes] | None = None
@@ -140,12 +144,12 @@ class Shell:
         write: Callable[[int, bytes], None],
         *,
         status: int = 0,
-        stdin: bytes | None = None,
+        stdin: bytes | Path | None = None,
     ) -> int:
         """Have the shell source ``script`` as the cell of that number; return its status.
 
         write: takes what it writes, stream 1 or 2 and bytes, also after its end. status: what it finds in ``$?``. stdin: what
-        it can read. Raises Ended.
+        it can read, or a file to read. Raises Ended.
         """
         folder, cell = self._folder, self._folder / f"cell-{number}"
         source = [cell]
@@ -154,7 +158,8 @@ class Shell:
             check.write_bytes(grouped.check)
             lines.write_bytes(script)
         cell.write_bytes(script if grouped is None else grouped.text)
-        if stdin is not None:
+        given = stdin if isinstance(stdin, Path) else Path(os.devnull)
+        if isinstance(stdin, bytes):
             source.append(given := folder / f"in-{number}")
             given.write_bytes(stdin)
         pipes = [folder / f"out-{number}", folder / f"err-{number}"]
@@ -166,7 +171,7 @@ class Shell:
             with contextlib.suppress(BlockingIOError):  # what nobody waited for
                 os.read(self._shown, select.PIPE_BUF)
             before = f"\\builtin . {folder}/status {status} && :; "
-            redirected = f"<{given if stdin is not None else '/dev/null'} >{pipes[0]} 2>{pipes[1]}"
+            redirected = f"<{given} >{pipes[0]} 2>{pipes[1]}"
             line = f"{before if status else ''}\\builtin . {cell} {redirected}"
             if grouped is not None:
                 checked = f"[[ $- != *v* ]] && \\builtin . {check} </dev/null >/dev/null 2>/dev/null"
@@ -190,6 +195,11 @@ class Shell:
         """SIGINT for what runs, and new chances to say that it is done: the first may have been interrupted too, or read."""
         self.signal(signal.SIGINT)
         self._send(2 * self._post())
+
+    def drain(self) -> None:
+        """Hand on what cells have written until now."""
+        for pump in [*self._pumps]:
+            pump.drain()
 
     def signal(self, number: int) -> None:
         """Send a signal to the shell and all of its process group."""
@@ -321,7 +331,10 @@ class Shell:
             self._answer += data
 
     def _hear(self, data: bytes) -> None:
-        """Take the lines that the shell's files write: ``done RUN STATUS`` and ``show CELL COPY NAME``. Others are nothing."""
+        """Take the lines that the shell's files write; others are nothing.
+
+        They are ``done RUN STATUS``, ``show CELL COPY NAME`` and ``prompt PID SECRET TEXT``.
+        """
         *lines, self._line = (self._line + data).split(b"\n")
         self._line = self._line[-_MOST_LINE:]
         for line in lines:
@@ -332,11 +345,12 @@ class Shell:
                 case [b"show", number, copy, name] if (
                     number.isdigit() and copy.startswith(b"show-") and b"/" not in copy
                 ):
-                    for pump in [*self._pumps]:
-                        pump.drain()  # what was written before it, while who shows it waits
+                    self.drain()  # what was written before it, while who shows it waits
                     self._show(int(number), self._folder / os.fsdecode(copy), name.decode("utf-8", "replace"))
                     with contextlib.suppress(BlockingIOError):  # full: nobody waits
                         os.write(self._shown, b".")
+                case [b"prompt", pid, secret, text] if pid.isdigit():
+                    self._prompt(int(pid), text.decode("utf-8", "replace"), secret == b"1")
 
     def _reap(self) -> None:
         if self._process is None or self._process.poll() is None:

@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
-from cellbox_wire import Cell, Ending, Error, Kernel, Language, Pump, processes
+from cellbox_wire import Ask, AskedInput, Cell, Ending, Error, Kernel, Language, Pump, processes, reading
 
 from .child import Child
 from .marks import MarkReader
@@ -53,6 +55,7 @@ class Node(Language):
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._folder = kernel.connection_file.parent if kernel.marks else None
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._pumps: list[Pump] = []
@@ -63,6 +66,7 @@ class Node(Language):
         self._interrupts = 0  # of the running cell
         self._begun = 0
         self._sent = False
+        self._asked: AskedInput | None = None
         self._unsettled: set[int] = set()
         """Cells for which an interrupt is still looking for what to stop."""
         self._settled = asyncio.Event()
@@ -87,6 +91,9 @@ class Node(Language):
 
     async def execute(self, cell: Cell) -> Ending:
         """See ``Language``."""
+        ask = reading.asking(cell)
+        if ask is None and self._kernel.marks and cell.ask is not None and cell.stdin is None:
+            return Ending(1, reading.CANNOT_TELL)
         if self._status.done():
             await self.start()
         self._cell, self._number, self._interrupts, self._begun = cell, cell.number, 0, processes.ticks()
@@ -98,7 +105,7 @@ class Node(Language):
             if self._interrupts:
                 return Ending(130, _INTERRUPTED)
             self._sent = True
-            with _input(cell.stdin) as stdin:
+            async with self._input(cell.stdin, ask) as stdin:
                 request = {"number": cell.number, "count": cell.count, "code": cell.code, "env": dict(cell.env)}
                 done = await self._ask(
                     {"type": "execute", "cwd": cell.cwd, "input": stdin, "ordered": cell.ordered} | request
@@ -126,6 +133,8 @@ class Node(Language):
         self._interrupts += 1
         if not self._sent:
             return
+        if self._asked is not None:
+            self._asked.close()  # the process may be in a read of it, which no interrupt ends
         self._unsettled.add(self._cell.number)
         self._settled.clear()
         self._child.interrupt(self._cell.number)
@@ -160,6 +169,32 @@ class Node(Language):
         if self._child is not None and not self._status.done():
             self._child.kill()
             await asyncio.wait([self._status])
+
+    @contextlib.asynccontextmanager
+    async def _input(self, text: str | None, ask: Ask | None) -> AsyncIterator[str | None]:
+        """Yield the path of what the cell can read in here; None: nothing."""
+        if text is not None:
+            with _file(text) as path:
+                yield path
+            return
+        if ask is None:
+            yield None
+            return
+        with tempfile.TemporaryDirectory(prefix="node-", dir=self._folder) as folder:
+            self._asked = AskedInput(Path(folder, "in"), self._pid, partial(self._ask_for, ask))
+            try:
+                async with contextlib.aclosing(self._asked):
+                    yield str(self._asked.path)
+            finally:
+                self._asked = None
+
+    async def _ask_for(self, ask: Ask, _pid: int) -> str:
+        for pump in self._pumps:
+            pump.drain()
+        return await ask("", False)
+
+    def _pid(self) -> int:
+        return self._child.pid if self._child is not None and not self._status.done() else 0
 
     # --- the child --------------------------------------------------------------------------------------------------
 
@@ -287,11 +322,8 @@ class Node(Language):
 
 
 @contextlib.contextmanager
-def _input(text: str | None) -> Iterator[str | None]:
-    """Yield a path from which ``text`` can be read in here; None for no text."""
-    if text is None:
-        yield None
-        return
+def _file(text: str) -> Iterator[str]:
+    """Yield a path from which ``text`` can be read in here."""
     with os.fdopen(os.memfd_create("stdin", os.MFD_CLOEXEC), "wb") as file:
         file.write(text.encode("utf-8", "replace"))
         file.flush()

@@ -18,6 +18,7 @@ const { Buffer } = require('node:buffer');
 const fs = require('node:fs');
 const process = require('node:process');
 const { Writable } = require('node:stream');
+const { setImmediate } = require('node:timers');
 
 const LONGEST = 4000;
 const O_NONBLOCK = fs.constants.O_NONBLOCK;
@@ -78,7 +79,7 @@ class Output {
     let stream = null;
     const get = () => {
       this.inputUsed = true;
-      stream ??= new fs.ReadStream(null, { fd: 0, autoClose: false, fs: READING });
+      stream ??= inputStream();
       return stream;
     };
     Object.defineProperty(process, 'stdin', { configurable: true, enumerable: true, get });
@@ -143,7 +144,30 @@ class Stream extends Writable {
   }
 }
 
-const READING = { open: fs.open, read: fs.read, close: (descriptor, callback) => process.nextTick(callback, null) };
+const READING = { open: fs.open, close: (descriptor, callback) => process.nextTick(callback, null) };
+
+function inputStream() {
+  const asked = fstatSync(0).isFIFO();
+  const read = (...call) => (asked ? whenWanted(stream, call) : fs.read(...call));
+  const stream = new fs.ReadStream(null, { fd: 0, autoClose: false, fs: { ...READING, read } });
+  return stream;
+}
+
+/** Read, but not before somebody wants it: streams read ahead, and somebody is asked for what is read. */
+function whenWanted(stream, call) {
+  setImmediate(() => {
+    if (stream.readableFlowing || stream.listenerCount('readable') > 0) fs.read(...call);
+    else once(stream, ['resume', 'newListener'], () => whenWanted(stream, call));
+  });
+}
+
+function once(stream, events, listener) {
+  const called = () => {
+    events.forEach((event) => stream.off(event, called));
+    listener();
+  };
+  events.forEach((event) => stream.on(event, called));
+}
 
 /** Where a piece of `bytes` from `start` on ends: between characters where it is UTF-8. */
 function cut(bytes, start) {
