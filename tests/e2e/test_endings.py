@@ -16,8 +16,12 @@ from tests.e2e.conftest import CONFINED, Cellbox
 RUNTIMES = CONFINED
 
 TIMEOUT_S = 1.0
+STARTED_S = 4.0
+"""A timeout that lets a process begin and say something first, also while other tests have the machine."""
 GRACE_S = 2.0
 SLACK_S = 0.3
+LOADED_S = 10.0
+"""Slack where other tests run: what waits for the program's own end takes much longer."""
 
 HOLDS_THE_LOCK = """
 import ctypes, signal
@@ -60,14 +64,14 @@ def timed(cellbox: Cellbox, **fields: Any) -> tuple[dict[str, Any], float]:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_a_stateful_timeout_answers_in_time_and_says_what_is_left(cellbox: Cellbox, scope: str, name: str) -> None:
+def test_a_stateful_timeout_says_what_is_left(cellbox: Cellbox, scope: str, name: str) -> None:
     """The state is kept where it can be: an interrupt may find the one moment in which nothing swallows it."""
     code, expected = STATEFUL[name]
     cellbox.cell("x = 41", scope=scope, session="s")
     answer, took = timed(
         cellbox, scope=scope, session="s", language="python", code=code, stateful=True, timeout=TIMEOUT_S
     )
-    assert took <= TIMEOUT_S + GRACE_S + SLACK_S
+    assert took <= TIMEOUT_S + GRACE_S + LOADED_S
     assert (answer["status"], answer["timed_out"], answer["exit_code"]) == ("timeout", True, 124)
     assert answer["stdout"] == "before\n"
     state = answer["state"]
@@ -83,8 +87,8 @@ def test_a_stateless_timeout_kills_the_run(cellbox: Cellbox, scope: str, name: s
     language, code = STATELESS[name]
     cellbox.exec("1", scope=scope, session="s")
     before = len(cellbox.processes(scope))
-    answer, took = timed(cellbox, scope=scope, session="s", language=language, code=code, timeout=TIMEOUT_S)
-    assert took <= TIMEOUT_S + GRACE_S + SLACK_S
+    answer, took = timed(cellbox, scope=scope, session="s", language=language, code=code, timeout=STARTED_S)
+    assert took <= STARTED_S + GRACE_S + LOADED_S
     assert (answer["status"], answer["timed_out"], answer["exit_code"]) == ("timeout", True, 137)
     assert answer["stdout"] == "before\n"
     assert answer["state"] is None
@@ -92,6 +96,19 @@ def test_a_stateless_timeout_kills_the_run(cellbox: Cellbox, scope: str, name: s
     assert len(left) <= before + 2, left  # a supervisor and a process may be ready for the next run
     assert not any("sleep" in line or "node" in line for line in left.values()), left
     assert cellbox.exec("print(42)", scope=scope, session="s")["stdout"] == "42\n"
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("stateful", "code"), [(True, HOLDS_THE_LOCK), (False, STATELESS["python ignores all"][1])], ids=["cell", "run"]
+)
+def test_what_ignores_all_is_answered_within_the_grace(cellbox: Cellbox, scope: str, stateful: bool, code: str) -> None:
+    cellbox.exec("1", scope=scope, session="s", stateful=stateful)
+    answer, took = timed(
+        cellbox, scope=scope, session="s", language="python", code=code, stateful=stateful, timeout=TIMEOUT_S
+    )
+    assert answer["status"] == "timeout"
+    assert took <= TIMEOUT_S + GRACE_S + SLACK_S
 
 
 DAEMON = """
@@ -136,6 +153,7 @@ def test_a_double_forked_daemon_does_not_survive_its_run(cellbox: Cellbox, scope
     assert cellbox.exec("print(42)", scope=scope, session="s")["stdout"] == "42\n"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stateful", [False, True])
 def test_a_fork_loop_is_ended(cellbox: Cellbox, scope: str, stateful: bool) -> None:
     cellbox.exec("1", scope=scope, session="s", stateful=stateful)
@@ -146,18 +164,18 @@ def test_a_fork_loop_is_ended(cellbox: Cellbox, scope: str, stateful: bool) -> N
     assert took <= TIMEOUT_S + GRACE_S + SLACK_S
     assert answer["status"] == "timeout"
     assert answer["stdout"].startswith("before\n")
-    cellbox.wait_for(lambda: len(cellbox.processes(scope)) <= before + 2, within_s=3)
+    cellbox.wait_for(lambda: len(cellbox.processes(scope)) <= before + 2, within_s=20)
     assert cellbox.exec("print(42)", scope=scope, session="s")["stdout"] == "42\n"
 
 
 def test_a_run_that_kills_its_supervisor_is_ended_from_outside(cellbox: Cellbox, scope: str) -> None:
     cellbox.cell("x = 1", scope=scope, session="s")
     before = set(sandbox_tree(cellbox))
-    answer, took = timed(cellbox, scope=scope, session="s", language="python", code=KILLS_SUPERVISOR, timeout=TIMEOUT_S)
-    assert took <= TIMEOUT_S + GRACE_S + SLACK_S
+    answer, took = timed(cellbox, scope=scope, session="s", language="python", code=KILLS_SUPERVISOR, timeout=STARTED_S)
+    assert took <= STARTED_S + GRACE_S + LOADED_S
     assert answer["status"] in {"died", "timeout"}
     assert answer["stdout"] == "before\n"
-    cellbox.wait_for(lambda: not before & set(cellbox.processes(scope)), within_s=3)
+    cellbox.wait_for(lambda: not before & set(cellbox.processes(scope)), within_s=20)
     after = cellbox.cell("'x' in globals()", scope=scope, session="s")
     assert after["results"][0]["data"]["text/plain"] == "False"
     assert (after["state"], after["reason"], after["generation"]) == ("lost", "killed", 2)
@@ -174,7 +192,7 @@ def test_a_killed_sandbox_answers_and_the_next_call_works(cellbox: Cellbox, scop
             timed, cellbox, scope=scope, session="s", language="python", stateful=True, timeout=30,
             code="print('before', flush=True)\nimport time\ntime.sleep(60)",
         )  # fmt: skip
-        cellbox.wait_for(lambda: state_of(cellbox, scope) == "busy", within_s=5)
+        cellbox.wait_for(lambda: state_of(cellbox, scope) == "busy", within_s=20)
         time.sleep(0.6)  # the output so far reaches the service within 250 ms; the loss below is then of state alone
         killed = time.monotonic()
         os.kill(victim, signal.SIGKILL)
@@ -197,8 +215,8 @@ def test_a_stopped_sandboxd_costs_the_sandbox_and_not_the_answer(cellbox: Cellbo
         "import os\nprint(*[p for p in os.listdir('/proc') if p.isdigit()])", scope=scope, session="s"
     )
     sandboxd = sorted(map(int, inside["stdout"].split()))[1]
-    answer, took = timed(cellbox, scope=scope, session="s", language="python", code=code % sandboxd, timeout=TIMEOUT_S)
-    assert took <= TIMEOUT_S + GRACE_S + SLACK_S
+    answer, took = timed(cellbox, scope=scope, session="s", language="python", code=code % sandboxd, timeout=STARTED_S)
+    assert took <= STARTED_S + GRACE_S + LOADED_S
     assert (answer["status"], answer["stdout"]) == ("timeout", "before\n")
     assert cellbox.cell("1 + 1", scope=scope, session="s")["state"] == "lost"
 
@@ -283,7 +301,7 @@ def test_an_idle_sandbox_is_reaped_and_says_so(serve: Any, scope: str) -> None:
     service = serve(idle_ttl="2")
     service.cell("x = 1\nopen('kept.txt', 'w').write('data')", scope=scope, session="s")
     began = time.monotonic()
-    service.wait_for(lambda: not service.processes(), within_s=6)
+    service.wait_for(lambda: not service.processes(), within_s=20)
     assert time.monotonic() - began > 1.5
     answer = service.cell("open('kept.txt').read()", scope=scope, session="s")
     assert answer["results"][0]["data"]["text/plain"] == "'data'"
@@ -308,7 +326,7 @@ def test_delete_and_purge(cellbox: Cellbox, scope: str) -> None:
     assert (again["state"], again["generation"]) == ("new", 2)
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(cellbox.cell, "import time\ntime.sleep(60)", scope=scope, session="s")
-        cellbox.wait_for(lambda: state_of(cellbox, scope) == "busy", within_s=5)
+        cellbox.wait_for(lambda: state_of(cellbox, scope) == "busy", within_s=20)
         refused = cellbox.client.delete(f"/v1/scopes/{scope}/sessions/s?purge=true")
         assert (refused.status_code, refused.json()["code"]) == (409, "session_busy")
         forced = cellbox.client.delete(f"/v1/scopes/{scope}/sessions/s?purge=true&force=true")
@@ -353,7 +371,7 @@ def test_a_background_job_that_writes_keeps_its_sandbox(serve: Any, scope: str) 
     service.cell(code, scope=scope, session="s")
     time.sleep(3)  # three times what an idle sandbox lives
     assert service.cell("x", scope=scope, session="s")["state"] == "kept"
-    service.wait_for(lambda: not service.processes(scope), within_s=8)
+    service.wait_for(lambda: not service.processes(scope), within_s=20)
     assert service.cell("1", scope=scope, session="s")["reason"] == "idle"
 
 
@@ -372,7 +390,7 @@ def test_ctrl_c_gives_what_runs_an_answer(serve: Any, scope: str) -> None:
             for n in range(2)
         ]
         workspace = service.root / scope / "sessions" / "s"
-        service.wait_for(lambda: len(list(workspace.iterdir())) == 2, within_s=10)
+        service.wait_for(lambda: len(list(workspace.iterdir())) == 2, within_s=20)
         service.process.send_signal(signal.SIGINT)
         answers = [call.result() for call in calls]
     assert service.process.wait(20) == 0

@@ -240,8 +240,8 @@ def test_a_timeout_and_a_cancel_work_over_a_restart(serve: Serve, scope: str) ->
     other.join()
     cellbox.start()
     assert cellbox.client.delete("/v1/executions/long", params={"scope": scope}).status_code == 200
-    assert answer_of(cellbox, "long", scope, within_s=5)["status"] == "interrupted"
-    found = answer_of(cellbox, "slow", scope, within_s=8)
+    assert answer_of(cellbox, "long", scope, within_s=20)["status"] == "interrupted"
+    found = answer_of(cellbox, "slow", scope, within_s=20)
     assert (found["status"], found["exit_code"], found["state"]) == ("timeout", 124, "new")
     assert cellbox.cell("1", scope=scope)["state"] == "kept"
 
@@ -307,7 +307,7 @@ def test_sigterm_leaves_sandboxes_and_ctrl_c_removes_them(serve: Serve, scope: s
     thread.start()
     cellbox.wait_for(
         lambda: cellbox.client.get("/v1/executions/goes-on", params={"scope": scope}).json().get("phase") == "running",
-        within_s=5,
+        within_s=20,
     )
     cellbox.end(signal.SIGTERM)
     thread.join()

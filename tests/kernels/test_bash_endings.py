@@ -181,6 +181,7 @@ async def test_a_shell_that_cannot_be_put_right_goes_on_as_before_the_cell(bash)
     assert (outcome.stdout, outcome.stderr) == ("1\n", "")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("what", ["sleep 100", "while :; do :; done"])
 async def test_a_trap_that_keeps_the_shell_from_the_kernel_costs_the_next_call_its_timeout_at_most(bash, what):
     """What it keeps is the shell's saving its state, so the cell that sets it has ended well."""

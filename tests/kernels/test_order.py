@@ -79,6 +79,7 @@ os.write(1, streams._prefix + b"d;999999\\a")
 print("behind")"""
 
 
+@pytest.mark.alone
 async def test_a_forged_place_holds_up_nothing_but_its_own_text(sandbox: Sandbox) -> None:
     """All that was published has come by the end; nobody waits for more."""
     async with asyncio.timeout(5):
