@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,18 @@ def test_the_python_of_the_readme_prints_what_is_shown(
             else:
                 assert capsys.readouterr().out == content
         names["client"].close()
+
+
+@pytest.mark.skipif(
+    shutil.which("bwrap") is None or os.geteuid() != 0, reason="needs root and bubblewrap: apt-get install bubblewrap"
+)
+def test_the_shell_of_the_readme_prints_what_is_shown(tmp_path: Path) -> None:
+    chapter = document("README.md").split("## From the shell")[1].split("\n## ")[0]
+    (_, commands), (_, shown) = blocks(chapter)
+    with running(tmp_path) as service:
+        environment = {**os.environ, "CELLBOX_URL": service.url, "CELLBOX_API_KEY": KEY}
+        script = f"cellbox() {{ {sys.executable} -m interpreter \"$@\"; }}\n{commands}"
+        done = subprocess.run(
+            ["bash", "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        )
+    assert (done.stdout, done.stderr) == (shown, "")

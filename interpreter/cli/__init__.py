@@ -13,21 +13,24 @@ import sys
 from collections.abc import Sequence
 
 import interpreter
+from interpreter.cli.arguments import add_commands
 
 OK, FAILED, WRONG, CANNOT = 0, 1, 2, 3
 
 _EPILOG = """\
 first steps:
   cellbox serve              start the service on http://127.0.0.1:8090; shows an API key and a line to try
+  cellbox exec -c '6 * 7'    run code in it; repl, run, files and ps call it too, as CELLBOX_URL and CELLBOX_API_KEY say
   cellbox config             every SANDBOX_* variable: value, unit, default and what it does
   SANDBOX_LISTEN=:8090 SANDBOX_API_KEY=$(openssl rand -hex 32) cellbox serve
                              the same for other machines
 
 exit codes:
   0 done   1 failed while running   2 wrong usage or settings   3 cannot serve here
+  `cellbox exec` has the exit code of the code, or 125 where it could not be run to an end
 """
 
-COMMANDS = ("serve", "config", "stop", "doctor", "smoke", "image")
+COMMANDS = ("serve", "config", "stop", "doctor", "smoke", "image", "exec", "repl", "run", "files", "ps")
 _SERVER_PACKAGES = ("docker", "msgspec", "tornado")
 
 
@@ -132,4 +135,5 @@ def _parser() -> argparse.ArgumentParser:
     save.add_argument("file", help="where; a name that ends in .gz is compressed")
     load = actions.add_parser("load", help="take it from a file", allow_abbrev=False)
     load.add_argument("file", help="that `cellbox image save` or `docker save` has written")
+    add_commands(commands)
     return parser

@@ -22,6 +22,7 @@ import httpx
 from interpreter import settings, wire
 from interpreter.cli import FAILED, OK, WRONG, envfile
 from interpreter.cli.smoke_steps import STEPS, Caller, StepFailed, clean, health
+from interpreter.cli.target import Target, listening, made_key, reachable
 from interpreter.settings import Settings
 
 SCOPE = "cellbox-smoke"
@@ -39,15 +40,6 @@ class Step:
     ok: bool
     ms: int
     message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the service is. url: without a path. socket: a Unix socket to connect to instead."""
-
-    url: str
-    key: str
-    socket: Path | None = None
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -134,28 +126,12 @@ def _target(arguments: argparse.Namespace) -> tuple[Settings, Target]:
         found = settings.load(variables)
         composed = (folder / "docker-compose.yml").exists()
         port = variables.get("CELLBOX_PORT", "")
-    key = found.keys[0] if found.keys else _made_key(found.data_root)
+    key = found.keys[0] if found.keys else made_key(found.data_root)
     if arguments.url:
         return found, Target(arguments.url.rstrip("/"), key)
     if composed:
-        return found, Target(f"http://{_reachable(found.bind)}:{port or 8090}", key)
-    return found, _listening(found, key)
-
-
-def _listening(found: Settings, key: str) -> Target:
-    listen = found.address
-    if listen.path is not None:
-        return Target("http://localhost", key, listen.path)
-    if not listen.port:
-        raise settings.SettingsError(f"SANDBOX_LISTEN={found.listen} names no port: give the address with --url.")
-    return Target(f"http://{_reachable(listen.host)}:{listen.port}", key)
-
-
-def _reachable(host: str) -> str:
-    """Return an address at which a service on ``host`` is reached from here."""
-    if host in ("", "0.0.0.0", "::"):  # noqa: S104 - nothing listens here
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
+        return found, Target(f"http://{reachable(found.bind)}:{port or 8090}", key)
+    return found, listening(found, key)
 
 
 def _only_scope(found: Settings) -> str | None:
@@ -173,12 +149,3 @@ def _only_scope(found: Settings) -> str | None:
             "This service keeps one scope only, the first that calls it: name the one that it is for with --scope."
         )
     return None
-
-
-def _made_key(root: Path) -> str:
-    try:
-        return (root / ".api-key").read_text().strip()
-    except OSError as error:
-        raise settings.SettingsError(
-            f"SANDBOX_API_KEY is not set, and no service has made a key in {root}: {error.strerror}."
-        ) from error
