@@ -220,7 +220,7 @@ async def second() -> AsyncIterator[tuple[Connection, socket.socket]]:
 
 async def received(peer: socket.socket) -> list[Any]:
     """What we sent until we closed the connection."""
-    _, writer = await asyncio.open_unix_connection(sock=peer.dup())
+    reader, writer = await asyncio.open_unix_connection(sock=peer.dup())
     messages = []
     with contextlib.suppress(OSError):
         while (body := await read_frame(reader, limit=10**6)) is not None:
