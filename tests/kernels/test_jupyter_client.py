@@ -413,6 +413,15 @@ def test_node_says_what_a_name_is(node):
     assert inspected("no_such_name") is None
 
 
+def test_node_that_is_busy_is_not_waited_for_and_its_late_answers_are_nobodys(node):
+    node.run(
+        "const first_name = 1, second_name = 2; setTimeout(() => { for (const t = Date.now(); Date.now() < t + 6e3;); }, 9)"
+    )
+    time.sleep(0.05)
+    assert node.reply(node.client.complete("first_n"))["matches"] == []
+    assert node.reply(node.client.complete("second_n"))["matches"] == ["second_name"]
+
+
 def test_node_answers_everything_else(node):
     information = node.reply(node.client.kernel_info())
     assert (information["language_info"]["name"], information["protocol_version"]) == ("javascript", "5.4")

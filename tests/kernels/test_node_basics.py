@@ -274,6 +274,13 @@ async def test_a_traceback_has_the_places_in_the_cell_and_no_frames_of_ours(node
     ]
 
 
+async def test_a_trace_has_its_text_and_the_places_in_the_cell(node):
+    outcome = await node("function f() {\n  console.trace('at %d', 1) }\nf()")
+    assert outcome.stderr == "Trace: at 1\n    at f (cell-1.js:2:11)\n    at cell-1.js:3:1\n"
+    outcome = await node("class Own extends Error { toString() { return 'mine' } }; console.log(new Own('o').stack)")
+    assert outcome.stdout.splitlines()[0] == "Error: o"
+
+
 async def test_rich_values_and_displays(node):
     outcome = await node(
         "const png = Buffer.from('89504e470d0a1a0a00', 'hex')\n"

@@ -26,6 +26,9 @@ _START_S = 20.0
 _SETTLE_S = 5.0
 """For an interrupt that is still looking for what to stop when its cell is over."""
 
+_ANSWER_S = 5.0
+"""For what is asked about names and syntax, which waits for what earlier cells left running."""
+
 _CHILDREN_S = 0.7
 _LAST_RESORT_S = 3.0
 """After an interrupt that was not heard, until the children of the cell are ended, and until Node itself is, where nobody else
@@ -70,6 +73,7 @@ class Node(Language):
         self._unsettled: set[int] = set()
         """Cells for which an interrupt is still looking for what to stop."""
         self._settled = asyncio.Event()
+        self._question = 0
         self._held: dict[int, dict[str, Any]] = {}
         """Displays whose place among the text has not come yet."""
         self._answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -144,7 +148,7 @@ class Node(Language):
 
     async def complete(self, code: str, cursor: int) -> tuple[list[str], int, int]:
         """See ``Language``."""
-        answer = await self._ask({"type": "complete", "code": code, "cursor": _units(code, cursor)}) or {}
+        answer = await self._look_up({"type": "complete", "code": code, "cursor": _units(code, cursor)})
         matches = answer.get("matches")
         start, end = (answer.get(key, 0) for key in ("start", "end"))
         if not isinstance(matches, list) or not isinstance(start, int) or not isinstance(end, int):
@@ -153,13 +157,13 @@ class Node(Language):
 
     async def inspect(self, code: str, cursor: int) -> dict[str, Any] | None:
         """See ``Language``."""
-        answer = await self._ask({"type": "inspect", "code": code, "cursor": _units(code, cursor)}) or {}
+        answer = await self._look_up({"type": "inspect", "code": code, "cursor": _units(code, cursor)})
         text = answer.get("text")
         return {"text/plain": text} if isinstance(text, str) else None
 
     async def is_complete(self, code: str) -> str:
         """See ``Language``."""
-        answer = await self._ask({"type": "is_complete", "code": code}) or {}
+        answer = await self._look_up({"type": "is_complete", "code": code})
         status = answer.get("status")
         return status if status in ("complete", "incomplete", "invalid") else "unknown"
 
@@ -206,6 +210,14 @@ class Node(Language):
         self._child.send(request)
         return await self._answered()
 
+    async def _look_up(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a question; an empty one if there is none within ``_ANSWER_S``."""
+        self._question += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                return await self._ask(request | {"question": self._question}) or {}
+        return {}
+
     async def _answered(self) -> dict[str, Any] | None:
         waited: list[asyncio.Future[Any]] = [self._answer, self._status]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +229,9 @@ class Node(Language):
             case "done":
                 if self._cell is not None and number == self._cell.number:
                     self._answered_with(message)
-            case "answer" | "ready":
+            case "ready":
+                self._answered_with(message)
+            case "answer" if message.get("question") == self._question:  # and not to one that waits no more
                 self._answered_with(message)
             case "display" | "clear" if isinstance(number, int) and isinstance(message.get("place"), int):
                 if self._kernel.marks:

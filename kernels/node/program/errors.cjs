@@ -7,6 +7,7 @@
 const { inspect, types } = require('node:util');
 
 const { Error } = globalThis; // as it was before any cell
+const errorToString = Error.prototype.toString; // also for what is no error: `console.trace` has the trace of an object
 const MAX_LINES = 200;
 const MAX_LINE = 2000;
 const MAX_VALUE = 100_000;
@@ -26,7 +27,7 @@ function installTraces(placeOf) {
   Error.prepareStackTrace = (error, sites) => {
     let head;
     try {
-      head = String(error);
+      head = errorToString.call(error);
     } catch {
       head = 'Error';
     }

@@ -39,9 +39,9 @@ const serving = {
     send({ type: 'ready', version: process.versions.node });
   },
   execute: (request) => cells.execute(request),
-  complete: ({ code, cursor }) => send({ type: 'answer', ...completion.complete(code, cursor) }),
-  inspect: ({ code, cursor }) => send({ type: 'answer', text: completion.describe(code, cursor) }),
-  is_complete: ({ code }) => send({ type: 'answer', status: completeness(code) }),
+  complete: ({ code, cursor, question }) => send({ type: 'answer', question, ...completion.complete(code, cursor) }),
+  inspect: ({ code, cursor, question }) => send({ type: 'answer', question, text: completion.describe(code, cursor) }),
+  is_complete: ({ code, question }) => send({ type: 'answer', question, status: completeness(code) }),
 };
 
 function send(message) {
@@ -78,13 +78,15 @@ const socket = new net.Socket({
   onread: {
     buffer: Buffer.alloc(65_536),
     callback(size, buffer) {
-      const piece = buffer.subarray(0, size);
-      const end = piece.indexOf(10);
-      pieces.push(Buffer.from(end < 0 ? piece : piece.subarray(0, end)));
-      if (end < 0) return true;
-      const line = Buffer.concat(pieces).toString();
-      pieces = end + 1 < size ? [Buffer.from(piece.subarray(end + 1))] : [];
-      serve(line); // one at a time: the next comes after the answer
+      let rest = Buffer.from(buffer.subarray(0, size));
+      pieces.push(rest);
+      while (rest.includes(10)) {
+        const all = Buffer.concat(pieces);
+        const end = all.indexOf(10);
+        rest = all.subarray(end + 1);
+        pieces = [rest]; // before it is served, which may be terminated
+        serve(all.subarray(0, end).toString());
+      }
       return true;
     },
   },
