@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 
+from interpreter import logs
 from tests import scheduling
 
 SETTLE_S = 2.0
@@ -31,6 +32,8 @@ SETTLE_S = 2.0
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     scheduling.shorten_directory(config)
+    # What a failed test shows of the log has the fields of each line: the reason often stands there alone.
+    config.pluginmanager.get_plugin("logging-plugin").report_handler.setFormatter(logs.Formatter())
 
 
 @pytest.hookimpl(trylast=True)
