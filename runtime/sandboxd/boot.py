@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from . import osproc, seccomp
+from . import orphans, osproc, seccomp
 from .protocol import BootConfig
 
 
@@ -44,8 +44,7 @@ def main() -> None:
         seccomp.install()
     osproc.set_dumpable(dumpable=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a tenant interrupt pid 1
-    if os.getpid() != 1:
-        osproc.become_subreaper()
+    orphans.keep_apart()
     from . import daemon, ending, kernelspecs, zygote  # noqa: PLC0415 - what they import is counted as ours
 
     for folder in kernelspecs.forked(Path(config.kernels)):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 _PR_SET_NO_NEW_PRIVS = 38
 
 _OOM_SCORE = 500
@@ -92,6 +93,11 @@ def receive_with_descriptors(source: socket.socket, size: int, most: int) -> tup
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % item])
     return data, descriptors.tolist()
+
+
+def has_subreapers() -> bool:
+    """Whether this system has child subreapers."""
+    return bool(libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(ctypes.c_int()), 0, 0, 0) == 0)
 
 
 def become_subreaper() -> None:

@@ -270,13 +270,17 @@ class _Supervisor:
             process.on_over(clean=False, error=error or SpawnError("The program was not started."))
 
     def _readable(self) -> None:
+        reset = False
         while self._control.fileno() >= 0:
             try:
                 report = self._control.recv(64)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # it ended without reading our KILL, which is said before what it sent: CLEAN, most often
+                if not reset:
+                    reset = True
+                    continue  # it ended without reading our KILL, which is said before what it sent: CLEAN, most often
+                report = b""  # gVisor says so for good
             except OSError:
                 report = b""
             if report:

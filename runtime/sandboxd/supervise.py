@@ -22,6 +22,7 @@ import socket
 from typing import NoReturn
 
 from . import afterfork, ending, osproc, preloaded, programs, stateless
+from .orphans import Kin
 from .programs import Command, ForkedKernel, Program, PythonRun
 
 _ABOVE = 64
@@ -45,11 +46,12 @@ _ALL_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 def serve_one(control: socket.socket) -> NoReturn:
     """Be the supervisor of the one program that comes over ``control``. For a fresh fork of the zygote."""
-    wake = _become_supervisor(control)
+    wake, kin = _become_supervisor(control)
     request, descriptors = _receive(control)
     if not request:
         os._exit(0)
     program = programs.decode(request)
+    kin.begin()
     try:
         os.chdir(program.cwd)
         pid = _spawn(program, descriptors) if isinstance(program, Command) else os.fork()
@@ -60,7 +62,7 @@ def serve_one(control: socket.socket) -> NoReturn:
         _become_kernel(program, descriptors)
     _close(descriptors)
     _tell(control, programs.STARTED, pid)
-    _watch(control, wake, pid)
+    _watch(control, wake, kin, pid)
     os._exit(0)
 
 
@@ -70,7 +72,7 @@ def serve_runs(control: socket.socket, environment: dict[str, str]) -> NoReturn:
     environment: of most programs, set ahead of time. Raises afterfork.Unwind in the forks that become programs: no caller
     may catch it.
     """
-    wake = _become_supervisor(control)
+    wake, kin = _become_supervisor(control)
     preloaded.put_aside()
     afterfork.set_environment(environment)
     stay = True
@@ -86,18 +88,19 @@ def serve_runs(control: socket.socket, environment: dict[str, str]) -> NoReturn:
             _become_run(their_order)
         their_order.close()
         if _outlived(control, wake, pid):
-            stay = _serve_run(control, order, wake, pid)
+            stay = _serve_run(control, order, wake, kin, pid)
         order.close()
         _wait_for_request(control, _REST_MS)
     os._exit(0)
 
 
-def _serve_run(control: socket.socket, order: socket.socket, wake: int, pid: int) -> bool:
+def _serve_run(control: socket.socket, order: socket.socket, wake: int, kin: Kin, pid: int) -> bool:
     """Give the next request to ``pid``, which is ready, and see it to its end; False if there will be no more."""
     request, descriptors = _receive(control)
     if not request:
         osproc.kill(pid)
         return False
+    kin.begin()
     try:
         os.chdir(programs.decode(request).cwd)
         socket.send_fds(order, [request], descriptors)
@@ -110,17 +113,17 @@ def _serve_run(control: socket.socket, order: socket.socket, wake: int, pid: int
     # Only now: what a tenant's code does first may be to stop us, and then nobody would learn that it has begun.
     with contextlib.suppress(OSError):
         order.send(_GO)
-    return _watch(control, wake, pid)
+    return _watch(control, wake, kin, pid)
 
 
-def _become_supervisor(control: socket.socket) -> int:
-    """Say that we are there; return a descriptor that becomes readable when a child has ended."""
+def _become_supervisor(control: socket.socket) -> tuple[int, Kin]:
+    """Say that we are there; return a descriptor that becomes readable when a child has ended, and what comes out of them."""
     os.setsid()
-    osproc.become_subreaper()
+    kin = Kin()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     _tell(control, programs.READY)
-    return afterfork.wake_on_child()
+    return afterfork.wake_on_child(), kin
 
 
 def _outlived(control: socket.socket, wake: int, pid: int) -> bool:
@@ -200,7 +203,7 @@ def _become_run(order: socket.socket) -> NoReturn:
     stateless.begin(program)
 
 
-def _watch(control: socket.socket, wake: int, program: int) -> bool:
+def _watch(control: socket.socket, wake: int, kin: Kin, program: int) -> bool:
     """Return when the program and all its descendants are gone, however long that takes; False if sandboxd is gone too."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -210,13 +213,13 @@ def _watch(control: socket.socket, wake: int, program: int) -> bool:
         any_left, status = _reap(program)
         if status is not None:
             over, ended = True, status
-        if not any_left:
+        if not any_left and not kin.orphaned():
             _tell(control, programs.CLEAN, ended)
             return connected
         if status is not None:
             _tell(control, programs.ENDED, status)
         if over:
-            osproc.kill_below(os.getpid())
+            kin.kill()
         for descriptor, _ in poll.poll(_SWEEP_EVERY_MS if over else None):
             if descriptor == wake:
                 afterfork.drain(wake)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cellbox_wire import Pump, processes
+from cellbox_wire import Pump, ends, processes
 
 from .memory import heap_mib
 
@@ -60,8 +60,7 @@ class Child:
         os.set_blocking(self._requests, False)
         os.set_blocking(self._control, False)
         self._answers = Pump(answers, self._take, prompt=True)
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._loop.add_reader(self._pidfd, self._on_end)
+        ends.watch(self._process.pid, self._on_end)
 
     @property
     def pid(self) -> int:
@@ -97,8 +96,6 @@ class Child:
                 os.killpg(self._process.pid, number)
 
     def _on_end(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
         self._signal(signal.SIGKILL)  # its group has its number as long as it is not reaped
         status = self._process.wait()
         self._answers.drain()
