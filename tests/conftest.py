@@ -32,8 +32,11 @@ SETTLE_S = 2.0
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     scheduling.shorten_directory(config)
-    # What a failed test shows of the log has the fields of each line: the reason often stands there alone.
-    config.pluginmanager.get_plugin("logging-plugin").report_handler.setFormatter(logs.Formatter())
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What a failed test shows of the log has the fields of each line: the reason often stands there alone."""
+    session.config.pluginmanager.get_plugin("logging-plugin").report_handler.setFormatter(logs.Formatter())
 
 
 @pytest.hookimpl(trylast=True)
