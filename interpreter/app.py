@@ -271,7 +271,13 @@ def _api(settings: Settings, service: Interpreter, keys: Sequence[str], connecti
             origins=settings.allowed_origins,
         ),
         version=interpreter.__version__,
-        limits=ExecLimits(settings.default_timeout, settings.max_timeout, settings.max_code_kb * 1024),
+        limits=ExecLimits(
+            settings.default_timeout,
+            settings.max_timeout,
+            settings.max_code_kb * 1024,
+            max_upload_bytes=settings.max_upload_mb * MIB,
+            max_download_bytes=settings.max_download_mb * MIB,
+        ),
         connections=connections,
     )
 

@@ -36,6 +36,7 @@ from interpreter.executions.recorder import Recorder
 from interpreter.executions.run import RunConfig
 from interpreter.executions.runner import Runner
 from interpreter.executions.store import Store
+from interpreter.files.service import Files
 from interpreter.health import Health
 from interpreter.keys import KernelKey, Key, check_name
 from interpreter.link.connection import LinkLimits
@@ -151,6 +152,7 @@ class Interpreter:
             delete_s=config.grace_s + KERNEL_STOP_S,
             restart_s=config.grace_s + config.start_timeout_s,
         )
+        self.files = Files(self._data, self._warmed)
         self.released = 0
         """How many sandboxes go on without this service."""
         self._tasks = Tasks()
@@ -247,6 +249,7 @@ class Interpreter:
         await self._close()
 
     async def _close(self) -> None:
+        await self.files.aclose()
         await self._tasks.aclose(within_s=CLOSE_S)
         await self._recorder.aclose()
         await self._backend.aclose()
@@ -287,6 +290,10 @@ class Interpreter:
                 self._manager.warm(key)
             finally:
                 self._table.leave(key, self._clock())
+
+    async def _warmed(self, key: Key) -> None:
+        self.warm(*key)
+        await self._manager.given(key)
 
     def spares(self) -> dict[str, int]:
         """Return how many spare sandboxes there are, and how many new sessions got one or did not: there, taken, missed."""
@@ -422,19 +429,10 @@ class Interpreter:
         return self._backend.spares and can_rename_new(self._data.path)
 
     def _session(self, live: Live, stats: Stats | None) -> dict[str, Any]:
-        key, row = live.row.key, live.row
-        leased = self._table.leased(key)
-        used_at = time.time() - (self._clock() - row.used_at)
-        return {
-            "session": key.session,
-            "state": "starting" if row.phase == "starting" else "busy" if leased else "idle",
-            "backend": self._backend.name,
-            "started_at": listings.at(live.started_at.timestamp()),
-            "last_used_at": listings.at(used_at),
-            "expires_at": None if leased else listings.at(used_at + self._config.idle_ttl_s),
-            "kernels": [listings.kernel(kernel) for kernel in self._kernels.of(key)],
-            "memory_bytes": None if stats is None else stats.memory_bytes,
-        }
+        leased, idle_s = self._table.leased(live.row.key), self._clock() - live.row.used_at
+        kernels, name = self._kernels.of(live.row.key), self._backend.name
+        expires_s = None if leased else self._config.idle_ttl_s
+        return listings.sandbox(live, stats, kernels, backend=name, leased=leased, idle_s=idle_s, expires_s=expires_s)
 
     async def _shielded(self, work: Coroutine[Any, Any, _T], name: str) -> _T:
         """Do ``work`` to its end also when its caller goes away."""

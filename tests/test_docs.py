@@ -172,7 +172,9 @@ def test_the_tour_of_the_readme_works_as_typed(tmp_path: Path) -> None:
         def run(commands: str) -> str:
             script = f"set -e\n{setup}\n{commands}".replace("the-key-that-make-run-showed", KEY)
             script = script.replace("http://127.0.0.1:8090", service.url)
-            return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
+            return subprocess.run(
+                ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+            ).stdout
 
         answers: list[Any] = []
         for language, content in rest:
@@ -214,7 +216,7 @@ def test_the_shell_of_the_readme_prints_what_is_shown(tmp_path: Path) -> None:
     (_, commands), (_, shown) = blocks(chapter)
     with running(tmp_path) as service:
         environment = {**os.environ, "CELLBOX_URL": service.url, "CELLBOX_API_KEY": KEY}
-        script = f"cellbox() {{ {sys.executable} -m interpreter \"$@\"; }}\n{commands}"
+        script = f'cellbox() {{ {sys.executable} -m interpreter "$@"; }}\n{commands}'
         done = subprocess.run(
             ["bash", "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
         )

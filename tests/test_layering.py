@@ -37,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.languages": set(),
     "interpreter.metrics": {"interpreter.languages"},
     "interpreter.wire": set(),
+    "interpreter.wire_files": {"interpreter.wire"},
     "interpreter.statefile": {"interpreter.errors"},
     "interpreter.records": {"interpreter.statefile"},
     "interpreter.health": {"interpreter.backends.base"},

@@ -47,16 +47,17 @@ class Caller:
         key: str | None = None,
         body: Json | None = None,
         query: Mapping[str, str] | None = None,
+        content: bytes | None = None,
     ) -> httpx.Response:
         """Return the answer to a call of ``route``, which has to have this status, and this code if it is an error.
 
-        parts: of the path. key: another one than the service's; empty for none. Raises StepFailed.
+        parts: of the path. body: as JSON; content: as it is. key: another one than the service's; empty for none. Raises StepFailed.
         """
         key = self._key if key is None else key
         path = route.format(**{name: quote(text, safe="") for name, text in (parts or {}).items()})
         try:
             answer = self._client.request(
-                method, path, json=body, params=query, headers={"X-API-Key": key} if key else {}
+                method, path, json=body, content=content, params=query, headers={"X-API-Key": key} if key else {}
             )
         except httpx.HTTPError as error:
             raise StepFailed(f"{method} {path}: {error or type(error).__name__}") from error
@@ -167,6 +168,21 @@ def _apart(caller: Caller) -> None:
     _expect((answer["stdout"], answer["exit_code"]) == ("42\n", 0), answer)
 
 
+def _files(caller: Caller) -> None:
+    one = {"scope": caller.scope, "path": "smoke/in.txt"}
+    ours, route = {"session": caller.session}, "/v1/files/{scope}/{path}"
+    stored = caller.call("PUT", route, one, query=ours, content=b"42\n", status=201).json()
+    _expect((stored["path"], stored["size"]) == ("smoke/in.txt", 3), stored)
+    answer = caller.exec("bash", "cat smoke/in.txt; rm smoke/in.txt; echo 43 > smoke/out.txt")
+    _expect((answer["stdout"], answer["exit_code"]) == ("42\n", 0), answer)
+    sent = caller.call("GET", route, {**one, "path": "smoke/out.txt"}, query=ours)
+    _expect(sent.content == b"43\n", sent.text)
+    listed = caller.call("GET", route, {**one, "path": "smoke"}, query=ours).json()
+    _expect([entry["name"] for entry in listed["entries"]] == ["out.txt"], listed)
+    caller.call("DELETE", route, {**one, "path": "smoke"}, query=ours)
+    caller.call("GET", route, {**one, "path": "smoke"}, query=ours, status=404, code="file_not_found")
+
+
 def _execution(caller: Caller) -> None:
     ident = f"smoke-{secrets.token_hex(6)}"
     first = caller.exec("python", "import random; print(random.random())", execution_id=ident)
@@ -272,6 +288,7 @@ STEPS: tuple[tuple[str, Callable[[Caller], None]], ...] = (
     ("results and errors", _results),
     ("a timeout keeps the variables", _timeout),
     ("sessions are apart and share the scope's directory", _apart),
+    ("files are stored, met inside, sent, listed and deleted", _files),
     ("an execution runs once and is looked up", _execution),
     ("a detached execution is followed", _stream),
     ("a running execution is ended", _ending),

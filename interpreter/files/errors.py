@@ -1,6 +1,6 @@
 """What a caller is told about files, one class per code, besides the errors that all calls may have.
 
-Leaves to http/errors.py: the status of each, from the day a route can raise it.
+Leaves to http/errors.py: the status of each.
 """
 
 from __future__ import annotations
@@ -38,8 +38,21 @@ class FileExists(ServiceError):
     code = "file_exists"
 
 
+class PreconditionFailed(ServiceError):
+    """The file is not, or not any more, what If-Match, If-None-Match or If-Unmodified-Since asks for; nothing was done."""
+
+    code = "precondition_failed"
+
+
 class FileBusy(ServiceError):
     """What the path names is being changed all the time, or locked by who uses it."""
 
     code = "file_busy"
+    retryable = True
+
+
+class TooManyUploads(ServiceError):
+    """As many uploads as there is room for are arriving."""
+
+    code = "too_many_uploads"
     retryable = True

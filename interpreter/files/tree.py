@@ -16,19 +16,22 @@ import heapq
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from interpreter.errors import BodyTooLarge, InvalidRequest, ServiceError
 from interpreter.files import confine
 from interpreter.files.errors import FileExists, NoSuchFile, NotARegularFile
-from interpreter.scopes.removal import empty, make_usable
+from interpreter.scopes.removal import WITHIN_S, empty, make_usable
 from interpreter.scopes.renaming import rename_new_at
 
 COPY_BYTES = 1024 * 1024
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
 
 Parts = Sequence[bytes]
+Check = Callable[[os.stat_result | None], None]
+_checking = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +159,8 @@ class Tree:
                 raise NotARegularFile("The path names no plain file and no directory.")
             os.chmod(f"/proc/self/fd/{handle}", mode)
 
-    def delete(self, parts: Parts) -> None:
-        """Remove an entry itself, a directory with all that is in it, however deep. It is out of sight at once."""
+    def take_away(self, parts: Parts) -> bytes:
+        """Move an entry itself out of sight, a directory with all that is in it; return what ``dispose`` takes."""
         holder = secrets.token_hex(16).encode()
         with self._parent(parts) as parent:
             os.mkdir(holder, 0o700, dir_fd=self.staging)
@@ -167,18 +170,23 @@ class Tree:
                     if os.geteuid():
                         make_usable(parent, os.fsdecode(parts[-1]))  # moving a directory needs rights on it
                     os.rename(parts[-1], b"x", src_dir_fd=parent, dst_dir_fd=place)
-                empty(place)
+            except BaseException:
+                os.rmdir(holder, dir_fd=self.staging)
+                raise
             finally:
                 os.close(place)
-                with contextlib.suppress(OSError):  # what a live writer keeps filling is left to sweep
-                    os.rmdir(holder, dir_fd=self.staging)
+        return holder
 
-    def sweep(self) -> bool:
-        """Remove what deletes and a killed service have left in staging; whether all went.
-
-        Only while nothing else is done here.
-        """
-        return empty(self.staging)
+    def dispose(self, holder: bytes, *, within_s: float = WITHIN_S) -> bool:
+        """Remove what was taken away, however deep; False if some is left, as of a writer that goes on, or after that time."""
+        place = os.open(holder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
+        try:
+            gone = empty(place, within_s=within_s)
+        finally:
+            os.close(place)
+        if gone:
+            os.rmdir(holder, dir_fd=self.staging)
+        return gone
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -257,7 +265,7 @@ class Upload:
     size: int = 0
     _sum: hashlib._Hash = field(default_factory=hashlib.sha256)
 
-    def write(self, chunk: bytes | memoryview) -> None:
+    def write(self, chunk: bytes | bytearray | memoryview) -> None:
         """Add bytes. Raises BodyTooLarge, OSError."""
         self.size += len(chunk)
         if self.size > self.limit:
@@ -267,14 +275,27 @@ class Upload:
         while left:
             left = left[os.write(self.descriptor, left) :]
 
-    def commit(self, *, overwrite: bool = True) -> Stored:
+    def commit(self, *, overwrite: bool = True, check: Check | None = None) -> Stored:
         """Make it the file of its name, with parents; in the place of anything but a directory, if ``overwrite``.
 
-        Returns once it is on the disk. Raises FileExists.
+        check: told the state of what has the name (None: nothing), it raises to refuse; one at a time, so of two uploads that
+        want the same old file only one is stored. Returns once it is on the disk. Raises FileExists.
         """
         tree, leaf = self.tree, self.parts[-1]
         tree._give(self.descriptor, FILE_MODE)
         os.fsync(self.descriptor)
+        if check is not None:
+            with _checking:
+                with contextlib.suppress(NoSuchFile), tree._parent(self.parts) as parent:
+                    check(_state(parent, leaf))
+                    check = None
+                if check is not None:
+                    check(None)
+                return self._place(leaf, overwrite=overwrite)
+        return self._place(leaf, overwrite=overwrite)
+
+    def _place(self, leaf: bytes, *, overwrite: bool) -> Stored:
+        tree = self.tree
         with tree._parent(self.parts, make=True) as parent:
             try:
                 tree._rename(tree.staging, self.name, parent, leaf, overwrite=False)
@@ -292,6 +313,13 @@ def _sync(handle: int) -> None:
     """Have the names of the directory behind ``handle`` on the disk."""
     with confine.scanning(handle) as directory:
         os.fsync(directory)
+
+
+def _state(parent: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _entry(name: bytes, state: os.stat_result) -> Entry:

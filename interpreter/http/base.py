@@ -35,6 +35,7 @@ from interpreter.errors import (
 from interpreter.http.body import Body, BodyBudget, too_large
 from interpreter.http.errors import (
     HeadTooLarge,
+    RangeNotSatisfiable,
     RequestTimeout,
     UnsupportedEncoding,
     exhausted,
@@ -51,6 +52,10 @@ log = logging.getLogger("cellbox.http")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_ALLOWED_HEADERS = (
+    "X-API-Key, Authorization, Content-Type, X-Request-ID, Range, If-Range, If-Match, If-None-Match, If-Modified-Since"
+)
+_EXPOSED_HEADERS = "X-Request-ID, Retry-After, ETag, Content-Range, Accept-Ranges, Content-Disposition"
 LINGER_S = 2.0
 """For which a client that still sends a refused body is read, so that it can read its answer: a close with unread data
 resets the connection, and the answer would be lost."""
@@ -58,11 +63,13 @@ resets the connection, and the answer would be lost."""
 
 @dataclass(frozen=True, slots=True)
 class ExecLimits:
-    """What an exec may ask for. Seconds, and bytes of UTF-8."""
+    """What a call may ask for. Seconds, and bytes: of code as UTF-8, and of one file."""
 
     default_timeout_s: float = 60.0
     max_timeout_s: float = 600.0
     max_code_bytes: int = 2**20
+    max_upload_bytes: int = 2 * 2**30
+    max_download_bytes: int = 8 * 2**30
 
 
 @dataclass(slots=True)
@@ -85,6 +92,7 @@ class Operation:
     """One method of one route, as it is served and as it is documented.
 
     answer: model of the 200 body; None for a page of ours. media: type of a 200 body that is no JSON. upgrade: to a WebSocket.
+    takes: type of a body that its handler takes as it comes, up to ``max_upload_bytes``; None: it is JSON.
     errors: besides those that every call may get. example: values for the path, the query and the body, run by the tests.
     public: needs no key. while_draining: also served by a stopping service.
     """
@@ -92,6 +100,7 @@ class Operation:
     summary: str
     answer: type[BaseModel] | None = None
     media: str | None = None
+    takes: str | None = None
     upgrade: bool = False
     query: type[BaseModel] = wire.NoQuery
     body: type[BaseModel] = wire.NoBody
@@ -103,7 +112,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path: ``{name}`` stands for a part of it."""
+    """One path: ``{name}`` stands for a part of it, ``{path}`` for all that is left."""
 
     path: str
     handler: type[ApiHandler]
@@ -117,7 +126,8 @@ class Route:
     @property
     def pattern(self) -> str:
         """The regular expression of the path."""
-        return _PLACEHOLDER.sub("([^/]+)", re.escape(self.path).replace(r"\{", "{").replace(r"\}", "}"))
+        path = re.escape(self.path).replace(r"\{", "{").replace(r"\}", "}")
+        return _PLACEHOLDER.sub(lambda name: "(.*)" if name[1] == "path" else "([^/]+)", path)
 
     @property
     def allow(self) -> str:
@@ -160,7 +170,7 @@ class ApiHandler(RequestHandler):
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
+    def prepare(self) -> Awaitable[None] | None:
         """Decide on the head alone whether the call may go on, and how long its body may take."""
         REQUEST_ID.set(self.request_id)
         headers = self.request.headers
@@ -174,27 +184,38 @@ class ApiHandler(RequestHandler):
                 raise ShuttingDown("The service is stopping; send the call again in a moment.")
             if headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
                 raise UnsupportedEncoding("Send the body without a Content-Encoding.")
-            if length.isdecimal() and (len(length) > 15 or int(length) > wire.MAX_BODY_BYTES):
-                raise too_large(wire.MAX_BODY_BYTES)
+            limit = wire.MAX_BODY_BYTES if self.operation.takes is None else self.api.limits.max_upload_bytes
+            if _bytes(length) > limit:
+                raise too_large(limit)
         except ServiceError as error:
-            # Answered after the body has been read and dropped: before that, the connection would have to be closed.
-            self._refusal = error
-            self._body.drop()
-            if "Expect" in headers:
-                raise
-            if isinstance(error, BodyTooLarge):
-                self._refuse_early(error)
+            self._refuse(error)
         if length != "0" or "Transfer-Encoding" in headers:
             self._later(self.api.connections.body_timeout_s, self._body_is_late)
+        return None
 
-    def data_received(self, chunk: bytes) -> None:
+    def _refuse(self, error: ServiceError) -> None:
+        """Have the call answered with ``error`` after its body has been read and dropped: before that, the connection would have
+        to be closed, which is done where the body is long, or waits to be asked for."""
+        self._refusal = error
+        self._body.drop()
+        headers = self.request.headers
+        if "Expect" in headers:
+            raise error
+        if isinstance(error, BodyTooLarge) or _bytes(headers.get("Content-Length", "0")) > wire.MAX_BODY_BYTES:
+            self._refuse_early(error)
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
         """Keep a piece of the body, or drop it where the call is refused already."""
         try:
             self._body.add(chunk)
         except ServiceError as error:
             self._refuse_early(error)
         if self._body.received > 2 * wire.MAX_BODY_BYTES:
-            self._hang_up()
+            if self._refusal is None or self._answered:
+                self._hang_up()
+            else:
+                self._refuse_early(self._refusal)
+        return None
 
     async def _serve(self, *names: str) -> None:
         self._stop_timers()
@@ -209,7 +230,7 @@ class ApiHandler(RequestHandler):
             if name in self.CHECKED_NAMES and not re.fullmatch(wire.NAME, value):
                 raise InvalidRequest(f"{name} {wire.NAME_RULE}.")
         query = read_query(self.operation.query, self.request.query)
-        body = read_body(self.operation.body, self._body.data)
+        body = wire.NoBody() if self.operation.takes is not None else read_body(self.operation.body, self._body.data)
         self._body.data = bytearray()
         method = "get" if self.request.method == "HEAD" else str(self.request.method).lower()
         call: Callable[..., Awaitable[None]] = getattr(self, f"on_{method}")
@@ -224,7 +245,7 @@ class ApiHandler(RequestHandler):
             raise self._refusal
         self.set_status(204)
         self.set_header("Access-Control-Allow-Methods", self.route.allow if self.route is not None else "")
-        self.set_header("Access-Control-Allow-Headers", "X-API-Key, Authorization, Content-Type, X-Request-ID")
+        self.set_header("Access-Control-Allow-Headers", _ALLOWED_HEADERS)
         self.set_header("Access-Control-Max-Age", "600")
         self.finish()
 
@@ -274,7 +295,7 @@ class ApiHandler(RequestHandler):
             self.set_header("Vary", "Origin")
             if self.api.guard.is_listed(origin):
                 self.set_header("Access-Control-Allow-Origin", origin)
-                self.set_header("Access-Control-Expose-Headers", "X-Request-ID, Retry-After")
+                self.set_header("Access-Control-Expose-Headers", _EXPOSED_HEADERS)
 
     def compute_etag(self) -> None:
         """Make no ETag: answers are not cached, and hashing them costs."""
@@ -314,6 +335,8 @@ class ApiHandler(RequestHandler):
         self._code = error.code
         self.set_status(status_of(error))
         self.set_header("Content-Length", str(len(body)))
+        if isinstance(error, RangeNotSatisfiable) and error.size is not None:
+            self.set_header("Content-Range", f"bytes */{error.size}")
         if isinstance(error, Unauthorized):
             self.set_header("WWW-Authenticate", "Bearer")
         if isinstance(error, MethodNotAllowed) and self.route is not None:
@@ -338,6 +361,11 @@ class ApiHandler(RequestHandler):
             self.set_header("Connection", "close")
             self._put_error(RequestTimeout("The body of the request did not come in time."))
             self.finish()
+
+    def break_off(self) -> None:
+        """End the connection in the middle of an answer, so that its part is not taken for the whole."""
+        connection: Any = self.request.connection
+        connection.stream.close()
 
     def _hang_up(self) -> None:
         if not self._finished:
@@ -380,6 +408,11 @@ class ApiHandler(RequestHandler):
     def code(self) -> str:
         """The error code of the answer; ``-`` for none."""
         return self._code
+
+
+def _bytes(length: str) -> int:
+    """The value of a Content-Length; 0 for what is none."""
+    return int(length[:20]) if length.isdecimal() else 0
 
 
 def _as_service_error(error: BaseException | None, status: int, route: Route | None) -> ServiceError:

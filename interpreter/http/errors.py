@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from interpreter import errors, shortage
 from interpreter.errors import ServiceError
+from interpreter.files import errors as files
 
 
 class RequestTimeout(ServiceError):
@@ -47,6 +48,11 @@ class RangeNotSatisfiable(ServiceError):
 
     code = "range_not_satisfiable"
 
+    def __init__(self, message: str, *, size: int | None = None) -> None:
+        super().__init__(message)
+        self.size = size
+        """How many bytes there are, for ``Content-Range``."""
+
 
 STATUS: dict[type[ServiceError], int] = {
     errors.InvalidRequest: 400,
@@ -58,14 +64,21 @@ STATUS: dict[type[ServiceError], int] = {
     errors.Unauthorized: 401,
     errors.ForbiddenHost: 403,
     errors.ForbiddenOrigin: 403,
+    files.OutsideDirectory: 403,
+    files.NotARegularFile: 403,
+    files.NotPermitted: 403,
     errors.ExecutionNotFound: 404,
     errors.KernelNotFound: 404,
+    files.NoSuchFile: 404,
     errors.RouteNotFound: 404,
     errors.MethodNotAllowed: 405,
     RequestTimeout: 408,
     errors.SessionBusy: 409,
     errors.ExecutionIdTaken: 409,
     errors.NoInputRequested: 409,
+    files.FileExists: 409,
+    files.FileBusy: 409,
+    files.PreconditionFailed: 412,
     errors.BodyTooLarge: 413,
     errors.CodeTooLarge: 413,
     UnsupportedEncoding: 415,
@@ -76,6 +89,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.TooManyExecutions: 429,
     errors.TooManyKernels: 429,
     TooManyBodies: 429,
+    files.TooManyUploads: 429,
     TooManyConnections: 429,
     HeadTooLarge: 431,
     errors.InternalError: 500,

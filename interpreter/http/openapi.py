@@ -115,7 +115,9 @@ def _operation(route: Route, method: str, operation: Operation) -> dict[str, Any
     }
     if operation.public:
         found["security"] = []
-    if operation.body is not wire.NoBody:
+    if operation.takes is not None:
+        found["requestBody"] = {"required": True, "content": {operation.takes: {"schema": {"type": "string"}}}}
+    elif operation.body is not wire.NoBody:
         content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=operation.body.__name__)}}
         if operation.example:
             content["example"] = dict(operation.example)
@@ -125,7 +127,7 @@ def _operation(route: Route, method: str, operation: Operation) -> dict[str, Any
 
 def _path_parameters(route: Route, operation: Operation) -> Iterable[dict[str, Any]]:
     for name in route.names:
-        schema = {"type": "string"} if name == "language" else {"type": "string", "pattern": wire.NAME}
+        schema = {"type": "string"} if name in ("language", "path") else {"type": "string", "pattern": wire.NAME}
         parameter: dict[str, Any] = {"name": name, "in": "path", "required": True, "schema": schema}
         if name in operation.example:
             parameter["example"] = operation.example[name]
@@ -147,12 +149,15 @@ def _query_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
 
 
 def _success(operation: Operation) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": operation.summary}
     if operation.media is not None:
-        return {"description": operation.summary, "content": {operation.media: {"schema": {"type": "string"}}}}
-    if operation.answer is None:
-        return {"description": operation.summary}
-    schema = {"$ref": _REF.format(model=operation.answer.__name__)}
-    return {"description": _sentence(operation.answer), "content": {"application/json": {"schema": schema}}}
+        found["content"] = {operation.media: {"schema": {"type": "string"}}}
+    if operation.answer is not None:
+        schema = {"$ref": _REF.format(model=operation.answer.__name__)}
+        found["content"] = {**found.get("content", {}), "application/json": {"schema": schema}}
+        if operation.media is None:
+            found["description"] = _sentence(operation.answer)
+    return found
 
 
 def _failures(operation: Operation) -> dict[str, Any]:

@@ -7,14 +7,31 @@ from __future__ import annotations
 
 from tornado.web import Application
 
-from interpreter import errors, wire
-from interpreter.http import events, executions, health, kernels, metrics, openapi, outputs, scopes, websocket
+from interpreter import errors, wire, wire_files
+from interpreter.files import errors as file_errors
+from interpreter.http import events, executions, files, health, kernels, metrics, openapi, outputs, scopes, websocket
 from interpreter.http import exec as exec_
 from interpreter.http.base import Api, ApiHandler, Operation, Route, log_request
 from interpreter.http.errors import RangeNotSatisfiable
 
 _STARTING = (errors.RuntimeUnavailable, errors.SandboxStartFailed, errors.SingleTenant, errors.TooManySessions)
 _KERNEL = {"scope": "u1", "language": "python", "session": "chatA"}
+_FILE = {"scope": "u1", "path": "data/in.csv", "session": "chatA"}
+_REFUSED = (
+    file_errors.NoSuchFile,
+    file_errors.OutsideDirectory,
+    file_errors.NotARegularFile,
+    file_errors.NotPermitted,
+    file_errors.FileBusy,
+)
+_STORING = (
+    *_REFUSED,
+    file_errors.FileExists,
+    file_errors.PreconditionFailed,
+    file_errors.TooManyUploads,
+    errors.SingleTenant,
+    errors.StorageFailed,
+)
 _ONE = {"execution_id": "run-1", "scope": "u1"}
 
 ROUTES: tuple[Route, ...] = (
@@ -202,6 +219,35 @@ ROUTES: tuple[Route, ...] = (
                 errors=(errors.KernelNotFound,),
                 example=_KERNEL,
             )
+        },
+    ),
+    Route(
+        "/v1/files/{scope}/{path}",
+        files.FileHandler,
+        {
+            "GET": Operation(
+                "Send a file, as an attachment, with ranges and conditions as in RFC 9110; or list a directory.",
+                answer=wire_files.Listing,
+                media="application/octet-stream",
+                query=wire_files.ListingQuery,
+                errors=(*_REFUSED, file_errors.PreconditionFailed, RangeNotSatisfiable),
+                example={"scope": "u1", "path": "data", "session": "chatA"},
+            ),
+            "PUT": Operation(
+                "Store the body as a file: 201 if it is new, 200 if it took the place of another. All of it or nothing.",
+                answer=wire_files.StoredFile,
+                takes="application/octet-stream",
+                query=wire_files.FileQuery,
+                errors=_STORING,
+                example=_FILE,
+            ),
+            "DELETE": Operation(
+                "Remove a file, or a directory with all that is in it.",
+                answer=wire_files.FilesRemoved,
+                query=wire_files.FileQuery,
+                errors=_REFUSED,
+                example=_FILE,
+            ),
         },
     ),
     Route(

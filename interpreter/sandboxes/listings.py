@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from interpreter.backends.base import Stats
 from interpreter.sandboxes.kernels import Kernel
+from interpreter.sandboxes.live import Live
 
 
 def at(timestamp: float) -> str:
@@ -23,4 +27,28 @@ def kernel(row: Kernel) -> dict[str, Any]:
         "execution_count": row.executions,
         "started_at": at(row.started_at) if row.generation else None,
         "last_used_at": at(row.used_at) if row.generation else None,
+    }
+
+
+def sandbox(
+    live: Live,
+    stats: Stats | None,
+    kernels: Sequence[Kernel],
+    *,
+    backend: str,
+    leased: bool,
+    idle_s: float,
+    expires_s: float | None,
+) -> dict[str, Any]:
+    """Return the entry of one sandbox. idle_s: since it was last used. expires_s: after that; None: it does not."""
+    used_at = time.time() - idle_s
+    return {
+        "session": live.row.key.session,
+        "state": "starting" if live.row.phase == "starting" else "busy" if leased else "idle",
+        "backend": backend,
+        "started_at": at(live.started_at.timestamp()),
+        "last_used_at": at(used_at),
+        "expires_at": None if expires_s is None else at(used_at + expires_s),
+        "kernels": [kernel(each) for each in kernels],
+        "memory_bytes": None if stats is None else stats.memory_bytes,
     }

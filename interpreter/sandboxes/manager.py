@@ -112,6 +112,12 @@ class Manager:
         if not self._closed and key not in self._lives:
             self._begin(key)
 
+    async def given(self, key: Key) -> None:
+        """Wait until a spare that is being given to ``key`` has its directories, so that nobody makes them before."""
+        live = self._lives.get(key)
+        if live is not None and live.giving is not None:
+            await asyncio.wait([live.giving], timeout=STOP_S)
+
     async def ready(self, key: Key) -> Live:
         """Return a working sandbox of the leased ``key``, starting one at need. Raises ServiceError."""
         while True:

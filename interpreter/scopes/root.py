@@ -115,6 +115,7 @@ class DataRoot:
         except DataRootError:
             self.close()
             raise
+        self._clear_staging()
         self.sweep()
 
     def close(self) -> None:
@@ -156,6 +157,21 @@ class DataRoot:
         user = self.path / key.scope / "workspace"
         workspace_path = user if key.session is None else self.path / key.scope / "sessions" / key.session
         return Place(workspace_path, user, uid, gid)
+
+    def open_directories(self, key: Key) -> tuple[int, int, int | None, int | None]:
+        """Return descriptors of the directory of ``key`` and of its scope's staging directory, and the owner (None: the
+        service's own). The caller closes both. Raises FileNotFoundError where it was never made: nothing is made here."""
+        scope = self.path / key.scope
+        directory = scope / "workspace" if key.session is None else scope / "sessions" / key.session
+        root = os.open(directory, _DIRECTORY)
+        try:
+            with _open(scope) as parent, _made(parent, ".staging") as staging:
+                owner = os.fstat(root)
+                uid, gid = (None, None) if self.ids.own else (owner.st_uid, owner.st_gid)
+                return root, os.dup(staging), uid, gid
+        except BaseException:
+            os.close(root)
+            raise
 
     # --- spares -----------------------------------------------------------------------------------------------------
 
@@ -284,6 +300,16 @@ class DataRoot:
             return sorted(
                 e.name for e in entries if NAME.fullmatch(e.name) is not None and e.is_dir(follow_symlinks=False)
             )
+
+    def _clear_staging(self) -> None:
+        """Move out of reach what a killed service was storing or deleting."""
+        for scope in self.scopes():
+            try:
+                (self.path / scope / ".staging").rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self._to_trash(self.path / scope, ".staging")
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -108,7 +108,7 @@ def test_links_that_leave_are_refused_at_leaf_and_parent(
         lambda: tree.list([b"parent"], limit=9),
         lambda: tree.stat([b"leaf"]),
         lambda: tree.chmod([b"leaf"], 0o777),
-        lambda: tree.delete([b"parent", b"secret"]),
+        lambda: tree.take_away([b"parent", b"secret"]),
         lambda: tree.move([b"parent", b"secret"], [b"mine"]),
         lambda: tree.copy([b"leaf"], [b"mine"], limit=MIB),
     ]
@@ -189,7 +189,7 @@ def test_a_listing_is_sorted_cut_and_goes_on_behind_a_name(tree: Tree, workspace
 def test_names_that_are_no_text_can_be_read_and_removed(tree: Tree, workspace: Path) -> None:
     put(tree, b"\xff\xfe", data=b"x")
     assert get(tree, b"\xff\xfe") == b"x"
-    tree.delete([b"\xff\xfe"])
+    tree.dispose(tree.take_away([b"\xff\xfe"]))
     assert os.listdir(workspace) == []
 
 
@@ -201,13 +201,13 @@ def test_a_delete_removes_the_entry_and_follows_nothing(
     (workspace / "d").mkdir()
     (workspace / "d/link").symlink_to(outside)
     for name in (b"link", b"fifo", b"d"):
-        tree.delete([name])
+        tree.dispose(tree.take_away([name]))
     assert os.listdir(workspace) == os.listdir(staging) == []
     assert os.listdir(outside) == ["secret"]
     with pytest.raises(NoSuchFile):
-        tree.delete([b"d"])
+        tree.dispose(tree.take_away([b"d"]))
     with pytest.raises(InvalidRequest):
-        tree.delete([])
+        tree.dispose(tree.take_away([]))
 
 
 def test_a_deep_and_unreadable_tree_is_deleted(tree: Tree, workspace: Path, staging: Path) -> None:
@@ -220,15 +220,8 @@ def test_a_deep_and_unreadable_tree_is_deleted(tree: Tree, workspace: Path, stag
         current = following
     os.close(current)
     (workspace / "d").chmod(0)
-    tree.delete([b"d"])
+    tree.dispose(tree.take_away([b"d"]))
     assert os.listdir(workspace) == os.listdir(staging) == []
-
-
-def test_what_a_killed_service_left_in_staging_is_swept(tree: Tree, staging: Path) -> None:
-    (staging / "d").mkdir()
-    (staging / "d/f").write_text("x")
-    assert tree.sweep()
-    assert os.listdir(staging) == []
 
 
 def test_a_move_takes_the_entry_itself_and_replaces_only_when_told(tree: Tree, workspace: Path, outside: Path) -> None:
@@ -344,7 +337,7 @@ def test_no_byte_comes_from_or_goes_outside_while_names_are_exchanged(
     changes: list[Callable[[], object]] = [
         lambda: put(tree, *parts, data=b"mine"),
         lambda: tree.chmod(parts, 0o640),
-        lambda: tree.delete(parts),
+        lambda: tree.take_away(parts),
     ]
     state = (outside / "secret").stat()
     supply()

@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sandboxd.protocol import Outcome
@@ -14,11 +16,14 @@ from sandboxd.protocol import Outcome
 from interpreter.errors import ExecutionNotFound, ServiceError
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer
+from interpreter.files.service import Files
 from interpreter.http.base import Api, ExecLimits
 from interpreter.http.guard import Guard
 from interpreter.http.routes import application
 from interpreter.http.server import ApiServer, ConnectionLimits
+from interpreter.keys import Key
 from interpreter.metrics import Metrics, Now
+from interpreter.scopes.root import DataRoot, Ids
 from interpreter.service import Interpreter
 
 KEY = "key-one-of-the-tests"
@@ -29,10 +34,14 @@ TIMESTAMP = "2026-10-16T10:00:00Z"
 class ScriptedService(Interpreter):
     """Ends each execution at once with ``42``, unless told otherwise.
 
-    fail: raised by every call instead. hold: executions do not end by themselves. requests: what came. cancelled: ids.
+    files: of a data root of its own. fail: raised by every call instead. hold: executions do not end by themselves. requests: what came. cancelled: ids.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        data = DataRoot(root, Ids(own=True))
+        data.open()
+        self.data = data
+        self.files = Files(data, self._warmed)
         now = Now({}, {}, {}, 0, 0, 0, 0, 0, False, 0)
         self.metrics = Metrics(version="0.0.0", backend="fake", now=lambda: now)
         self.fail: Exception | None = None
@@ -83,6 +92,9 @@ class ScriptedService(Interpreter):
 
     def warm(self, scope: str, session: str | None) -> None:
         self._called("warm", scope, session)
+
+    async def _warmed(self, key: Key) -> None:
+        self.warm(*key)
 
     async def input(self, execution: Execution, text: str) -> None:
         self._called("input", execution.id, text)
@@ -249,23 +261,26 @@ async def serving(
     connections: ConnectionLimits | None = None,
 ) -> AsyncIterator[Served]:
     """A server with a ScriptedService on a free port of 127.0.0.1."""
-    service = ScriptedService()
-    api = Api(
-        service=service,
-        guard=Guard(keys=[KEY, OTHER_KEY], hosts=hosts, origins=origins),
-        version="0.0.0",
-        limits=limits or ExecLimits(),
-        connections=connections or ConnectionLimits(),
-    )
-    server = ApiServer(application(api), api.connections)
-    server.listen(0, "127.0.0.1")
-    (port,) = server.ports()
-    try:
-        yield Served(service, api, server, port)
-    finally:
-        server.stop()
-        async with asyncio.timeout(5):
-            await server.close_all_connections()
+    with TemporaryDirectory(prefix="cellbox-files-") as root:
+        service = ScriptedService(Path(root))
+        api = Api(
+            service=service,
+            guard=Guard(keys=[KEY, OTHER_KEY], hosts=hosts, origins=origins),
+            version="0.0.0",
+            limits=limits or ExecLimits(),
+            connections=connections or ConnectionLimits(),
+        )
+        server = ApiServer(application(api), api.connections)
+        server.listen(0, "127.0.0.1")
+        (port,) = server.ports()
+        try:
+            yield Served(service, api, server, port)
+        finally:
+            server.stop()
+            async with asyncio.timeout(5):
+                await server.close_all_connections()
+            await service.files.aclose()
+            service.data.close()
 
 
 __all__ = ["KEY", "OTHER_KEY", "Reply", "ScriptedService", "Served", "ServiceError", "serving", "until"]

@@ -95,6 +95,8 @@ async def test_any_key_in_either_header_serves(served: Served, headers):
 async def test_the_documented_example_works(served: Served, route, method, operation):
     if "{execution_id}" in route.path:
         await served.exec(execution_id=operation.example["execution_id"])
+    if "/files/" in route.path:
+        assert (await served.call("PUT", "/v1/files/u1/data/in.csv?session=chatA", b"a,b\n")).status == 201
     known = operation.body.model_fields
     body = {name: value for name, value in operation.example.items() if name in known} or None
     upgrade = UPGRADE if operation.upgrade else {}
@@ -121,7 +123,8 @@ async def test_other_methods_are_refused_with_those_there_are(served: Served, ro
         "/V1/exec",
         "/v1//exec",
         "/metrics/x",
-        "/v1/files/u1/a",
+        "/v1/files",
+        "/v1/files/u1",
         "/v1/scopes/u1/x",
         "/%2e%2e/exec",
     ],

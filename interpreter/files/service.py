@@ -1,0 +1,168 @@
+"""The files of all sessions, for the event loop: which directory is meant, and a bounded number of threads.
+
+Promises: nothing here blocks the loop, and no work on files takes the threads that start and end sandboxes; a directory is made
+for what is stored there and for nothing else; a host without room is said as ``storage_failed``.
+Leaves to tree.py: all that is done with files; to http: requests and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from interpreter import shortage
+from interpreter.errors import RuntimeUnavailable, ShuttingDown, StorageFailed
+from interpreter.files.errors import NoSuchFile, TooManyUploads
+from interpreter.files.incoming import Incoming
+from interpreter.files.tree import Parts, Tree
+from interpreter.keys import Key
+from interpreter.scopes.root import DataRoot
+
+log = logging.getLogger(__name__)
+
+THREADS = 8
+MAX_UPLOADS = 24
+"""At once: each has two blocks in memory."""
+MAX_DISPOSALS = 64
+"""Deletes whose data is still being removed; who deletes more waits for his."""
+DISPOSAL_S, DISPOSAL_ROUNDS = 5.0, 60
+"""A closing service waits for one round. What is left after all of them goes with the next start."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A plain file that is open for reading, and its state when it was opened. Its owner closes ``descriptor``."""
+
+    name: bytes
+    descriptor: int
+    state: os.stat_result
+
+
+class Files:
+    """The files of one service. warm: told that the sandbox of a session will be used, before its directory is made."""
+
+    def __init__(self, data: DataRoot, warm: Callable[[Key], Awaitable[None]]) -> None:
+        self._data = data
+        self._warm = warm
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
+        self._disposing = ThreadPoolExecutor(1, thread_name_prefix="disposing")
+        self._uploads = self._disposals = 0
+        self._closed = False
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Return what ``work`` returns in a thread. Raises ServiceError, OSError."""
+        return await self._begin(work)
+
+    async def read(self, key: Key, work: Callable[[Tree], _T]) -> _T:
+        """Return what ``work`` returns for the directory of ``key``. Raises NoSuchFile where there is none."""
+
+        def opened() -> _T:
+            with contextlib.closing(self._tree(key)) as tree:
+                return work(tree)
+
+        return await self._begin(opened)
+
+    async def write(self, key: Key, work: Callable[[Tree], _T]) -> _T:
+        """Return what ``work`` returns for the directory of ``key``, which is made at need. Raises SingleTenant."""
+        await self._make(key)
+        return await self.read(key, work)
+
+    async def upload(self, key: Key, parts: Parts, *, limit: int) -> Incoming:
+        """Begin to store a file of at most ``limit`` bytes; the caller discards it in any case. Raises TooManyUploads."""
+        if self._uploads >= MAX_UPLOADS:
+            raise TooManyUploads(f"{MAX_UPLOADS} uploads are arriving, which is the limit.", retry_after_s=1.0)
+        self._uploads += 1
+        try:
+            await self._make(key)
+            return await self._begin(lambda: self._incoming(key, parts, limit))
+        except BaseException:
+            self._uploads -= 1
+            raise
+
+    async def remove(self, key: Key, parts: Parts) -> None:
+        """Remove an entry, a directory with all that is in it: it is out of sight on return, and its data soon after."""
+
+        def taken() -> Callable[[], None]:
+            with contextlib.ExitStack() as stack:
+                tree = stack.enter_context(contextlib.closing(self._tree(key)))
+                holder = tree.take_away(parts)
+                kept = stack.pop_all()
+
+            def dispose() -> None:
+                with kept:
+                    for _ in range(DISPOSAL_ROUNDS):
+                        if self._closed or tree.dispose(holder, within_s=DISPOSAL_S):
+                            return
+
+            return dispose
+
+        dispose = await self._begin(taken)
+        self._disposals += 1
+        disposal = asyncio.wrap_future(self._disposing.submit(dispose))
+        disposal.add_done_callback(self._disposed)
+        if self._disposals > MAX_DISPOSALS:
+            await asyncio.wait([disposal])
+
+    async def aclose(self) -> None:
+        """Wait for what is done in threads. Nothing can be asked for afterwards. May be called twice."""
+        self._closed = True
+        await asyncio.to_thread(self._threads.shutdown)
+        await asyncio.to_thread(self._disposing.shutdown)
+
+    def _incoming(self, key: Key, parts: Parts, limit: int) -> Incoming:
+        with contextlib.ExitStack() as stack:
+            tree = stack.enter_context(contextlib.closing(self._tree(key)))
+            upload = stack.enter_context(tree.upload(parts, limit=limit))
+            kept = stack.pop_all()
+        return Incoming(self._begin, upload, lambda: self._end(kept))
+
+    def _end(self, resources: contextlib.ExitStack) -> None:
+        self._uploads -= 1
+        try:
+            self._threads.submit(resources.close)
+        except RuntimeError:  # the threads have ended
+            resources.close()
+
+    def _begin(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise ShuttingDown("The service is stopping.", retry_after_s=5.0)
+        try:
+            return loop.run_in_executor(self._threads, _told, work)
+        except RuntimeError as error:
+            raise RuntimeUnavailable(f"Not now: {shortage.PROCESSES}.", retry_after_s=5.0) from error
+
+    async def _make(self, key: Key) -> None:
+        if key.session is not None:
+            await self._warm(key)
+        await self._begin(lambda: self._data.prepare(key))
+
+    def _tree(self, key: Key) -> Tree:
+        try:
+            return Tree(*self._data.open_directories(key))
+        except FileNotFoundError as error:
+            raise NoSuchFile("There is no such scope, or session in it, that has files.") from error
+
+    def _disposed(self, disposal: asyncio.Future[None]) -> None:
+        self._disposals -= 1
+        if not disposal.cancelled() and (error := disposal.exception()) is not None:
+            log.error("what was deleted could not be removed; the next start does", exc_info=error)
+
+
+def _told(work: Callable[[], _T]) -> _T:
+    """Do ``work``; a full disk is told as what it is."""
+    try:
+        return work()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFailed(f"Nothing was stored: {shortage.told(error.errno)}.") from error
+        raise

@@ -1,0 +1,177 @@
+"""``/v1/files``: what is done with the files of a session over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from interpreter import wire, wire_files
+from interpreter.errors import ServiceError
+from interpreter.files.errors import NoSuchFile
+from interpreter.files.incoming import Incoming
+from interpreter.files.names import parts_of, shown
+from interpreter.files.service import OpenFile
+from interpreter.files.tree import Entry, Parts, Tree
+from interpreter.http import conditions, files_reading
+from interpreter.http.base import ApiHandler, Route
+from interpreter.http.conditions import Version
+from interpreter.http.requests import read_query
+from interpreter.keys import Key
+
+ARRIVES_S = 24 * 3600.0
+"""For a whole upload that goes on. One of which nothing comes for ``body_timeout_s`` ends before."""
+
+
+class FileHandler(ApiHandler):
+    """One file or directory of a session."""
+
+    def initialize(self, route: Route | None = None) -> None:
+        """Take the route and start empty."""
+        super().initialize(route)
+        self._incoming: Incoming | None = None
+        self._arrived_at = 0.0
+
+    def decode_argument(self, value: bytes, name: str | None = None) -> str:  # noqa: ARG002 - the signature is Tornado's
+        """Take bytes that are not UTF-8 too: names of files are bytes."""
+        return value.decode(errors="surrogateescape")
+
+    async def on_get(self, scope: str, _path: str, query: wire_files.ListingQuery, _body: wire.NoBody) -> None:
+        """Send a file, or list a directory."""
+        given = self._given_path()
+        parts = parts_of(given, directory=True)
+        after = unquote_to_bytes(query.after or "")
+
+        def look(tree: Tree) -> OpenFile | bytes:
+            if not tree.stat(parts).is_dir:
+                if given.endswith("/"):
+                    raise NoSuchFile("A part of the path is no directory.")
+                return _opened(tree, parts)
+            return listing(parts, *tree.list(parts, limit=query.limit, after=after))
+
+        found = await self.api.service.files.read(Key.of(scope, query.session), look)
+        if isinstance(found, bytes):
+            self.send(found)
+        else:
+            await files_reading.send(self, found, limit=self.api.limits.max_download_bytes)
+
+    async def on_put(self, _scope: str, _path: str, _query: wire_files.FileQuery, _body: wire.NoBody) -> None:
+        """Make what has arrived a file."""
+        incoming, self._incoming = self._incoming, None
+        if incoming is None:
+            return  # the caller left, and the upload with it
+        headers = self.request.headers
+
+        def check(state: os.stat_result | None) -> None:
+            conditions.check_change(headers, None if state is None else Version.of(state))
+
+        try:
+            stored = await incoming.commit(check=check if conditions.has_conditions(headers) else None)
+        finally:
+            incoming.discard()
+        path = shown(b"/".join(parts_of(self._given_path())))[0]
+        self.send({"path": path, "size": stored.size, "sha256": stored.sha256}, 201 if stored.new else 200)
+
+    async def on_delete(self, scope: str, _path: str, query: wire_files.FileQuery, _body: wire.NoBody) -> None:
+        """Remove an entry."""
+        parts = parts_of(self._given_path(), directory=True)
+        await self.api.service.files.remove(Key.of(scope, query.session), parts)
+        self.send({"removed": 1})
+
+    # --- the body of an upload --------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Decide on the head alone whether the call may go on; where a file is going to come, have a place for it."""
+        super().prepare()
+        if self._refusal is not None or self.operation is None or self.operation.takes is None:
+            return
+        self._stop_timers()
+        connection: Any = self.request.connection
+        connection.set_body_timeout(ARRIVES_S)
+        try:
+            query = read_query(wire_files.FileQuery, self.request.query)
+            key = Key.of(self.path_args[0], query.session)
+            parts = parts_of(self._given_path())
+            incoming = await self.api.service.files.upload(key, parts, limit=self.api.limits.max_upload_bytes)
+        except ServiceError as error:
+            self._refuse(error)
+            return
+        if connection.stream.closed():
+            incoming.discard()
+            return
+        self._incoming = incoming
+        self._arrived_at = asyncio.get_running_loop().time()
+        self._look_for_a_pause()
+
+    async def data_received(self, chunk: bytes) -> None:
+        """Take a piece of the file; what is refused already is dropped."""
+        if self._incoming is None:
+            super().data_received(chunk)
+            return
+        self._arrived_at = asyncio.get_running_loop().time()
+        try:
+            await self._incoming.add(chunk)
+        except (ServiceError, OSError) as error:
+            self._drop()
+            if not isinstance(error, ServiceError):
+                raise
+            self._refuse_early(error)
+
+    def on_connection_close(self) -> None:
+        """Keep nothing of an upload whose caller has left."""
+        super().on_connection_close()
+        self._drop()
+
+    def on_finish(self) -> None:
+        """Keep nothing of an upload that was answered without being stored."""
+        super().on_finish()
+        self._drop()
+
+    def _look_for_a_pause(self) -> None:
+        if self._incoming is None:
+            return
+        late_s = asyncio.get_running_loop().time() - self._arrived_at - self.api.connections.body_timeout_s
+        if late_s < 0:
+            self._later(-late_s, self._look_for_a_pause)
+        else:
+            self._drop()
+            self._body_is_late()
+
+    def _drop(self) -> None:
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.discard()
+
+    def _given_path(self) -> str:
+        """The path as it was sent, percent-encoded: Tornado would have decoded it before it is split."""
+        sent = self.request.path.split("/", 4)[4]
+        return "".join(char if char < "\x80" else f"%{ord(char):02X}" for char in sent)
+
+
+def listing(parts: Parts, entries: list[Entry], more: bool) -> bytes:
+    """Return the JSON of a listing."""
+    answer = {
+        "path": shown(b"/".join(parts))[0],
+        "entries": [_described(entry) for entry in entries],
+        "truncated": more,
+        "next": quote_from_bytes(entries[-1].name) if more and entries else None,
+    }
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    name, raw = shown(entry.name)
+    described: dict[str, Any] = {
+        "name": name,
+        "is_dir": entry.is_dir,
+        "size": entry.size,
+        "mod_time": f"{conditions.moment(entry.modified_ns / 1e9):%Y-%m-%dT%H:%M:%SZ}",
+    }
+    return described if raw is None else {**described, "raw": raw}
+
+
+def _opened(tree: Tree, parts: Parts) -> OpenFile:
+    with tree.reading(parts) as (descriptor, state):
+        return OpenFile(parts[-1], os.dup(descriptor), state)

@@ -1,0 +1,70 @@
+"""What of the files of a session crosses the wire: the models of ``/v1/files``.
+
+As wire.py, which has the rules that hold for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from interpreter.wire import AnswerModel, Request, Session
+
+DEFAULT_ENTRIES = 1000
+MAX_ENTRIES = 10_000
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else value
+
+
+class FileQuery(Request):
+    """Whose file."""
+
+    session: Session = None
+
+
+class ListingQuery(FileQuery):
+    """Which file, or which entries of a directory."""
+
+    limit: Annotated[int, BeforeValidator(_number), Field(ge=1, le=MAX_ENTRIES)] = Field(
+        default=DEFAULT_ENTRIES, description="Entries of one answer at most."
+    )
+    after: str | None = Field(default=None, description="The `next` of the answer before, as it was given.")
+
+
+class Entry(AnswerModel):
+    """One name of a directory."""
+
+    name: str = Field(description="Its name; U+FFFD stands for bytes that are not UTF-8.")
+    is_dir: bool = Field(description="Whether it is a directory; a link to one is none.")
+    size: int = Field(description="Bytes of a plain file; 0 for all else.")
+    mod_time: str = Field(description="When it was last changed: RFC 3339, UTC.")
+    raw: str | None = Field(
+        default=None, description="Its percent-encoded bytes, where the name is not UTF-8; works in a URL."
+    )
+
+
+class Listing(AnswerModel):
+    """A directory, or, where the path names a file, the bytes of that instead."""
+
+    path: str = Field(description="The directory; empty for the root.")
+    entries: list[Entry] = Field(description="Its entries, sorted by the bytes of their names.")
+    truncated: bool = Field(description="Whether there are more.")
+    next: str | None = Field(default=None, description="What `after` has to be for those that follow.")
+
+
+class StoredFile(AnswerModel):
+    """A file that was stored."""
+
+    path: str = Field(description="Where it is.")
+    size: int = Field(description="Its bytes.")
+    sha256: str = Field(description="Their SHA-256 in hexadecimal.")
+
+
+class FilesRemoved(AnswerModel):
+    """What was removed."""
+
+    removed: Literal[1] = Field(description="1: the entry that was named, with all that was in it.")
