@@ -99,7 +99,6 @@ def _add_files(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="{ls,get,put,rm}", required=True)
     ls = _command(actions, "ls", "list a directory", "List a directory.", "cellbox files ls -s ada/chat1")
     ls.add_argument("path", nargs="?", default="", help="the directory; without it the topmost one")
-    ls.add_argument("-r", "--recursive", action="store_true", help="with all that is below")
     get = _command(actions, "get", "copy one here", "Copy a file here.", "cellbox files get -s ada/chat1 plot.png")
     get.add_argument("path", help="of there")
     get.add_argument("to", nargs="?", help="of here; without it the same name, - for standard output")

@@ -31,7 +31,7 @@ def _files(client: Client, arguments: argparse.Namespace) -> int:
 
 
 def _ls(files: Files, arguments: argparse.Namespace) -> Any:
-    found = files.list(arguments.path, recursive=arguments.recursive)
+    found = files.list(arguments.path)
     if not arguments.json:
         for each in found:
             print(

@@ -235,16 +235,16 @@ class AsyncSession:
 
 
 class AsyncFiles:
-    """The files of a session; of the scope, where there is no session. Paths are relative to that directory."""
+    """The files of a session; of the scope, where there is no session. Paths are relative to that directory; names that are
+    not UTF-8 are as ``os.fsdecode`` makes them."""
 
     def __init__(self, client: AsyncClient, where: Where) -> None:
         self._client = client
         self._where = where
 
-    async def list(self, path: str = "", *, recursive: bool = False, glob: str | None = None) -> list[FileEntry]:
+    async def list(self, path: str = "") -> list[FileEntry]:
         """Return what is in a directory, all of it."""
-        call = self._client._plan.list_files(self._where, path, recursive=recursive, glob=glob)
-        return await self._client._run(call)
+        return await self._client._run(self._client._plan.list_files(self._where, path))
 
     async def read(self, path: str) -> bytes:
         """Return what a file has."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
 
+import httpx
 from pydantic import BaseModel, ValidationError
 
 from interpreter import wire
@@ -159,12 +160,10 @@ class Plan:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def list_files(self, where: Where, path: str, *, recursive: bool, glob: str | None) -> Call[list[FileEntry]]:
+    def list_files(self, where: Where, path: str) -> Call[list[FileEntry]]:
         """List a directory, all of it."""
         found: list[FileEntry] = []
-        params = {**where.query, **_flags(recursive=recursive), "limit": str(_PAGE)}
-        if glob is not None:
-            params["glob"] = glob
+        params = {**where.query, "limit": str(_PAGE)}
         while True:
             told = yield from self._json("GET", _file(where, path, directory=True), params=params, repeatable=True)
             page = _model(_Listing, told)
@@ -176,7 +175,9 @@ class Plan:
     def read_file(self, where: Where, path: str) -> Call[bytes]:
         """Return what a file has."""
         request = Request(method="GET", path=_file(where, path), params=where.query, answer_s=ANSWER_S, repeatable=True)
-        return (yield from answered(request, self.patience_s)).content
+        response = yield from answered(request, self.patience_s)
+        _check_file(path, response)
+        return response.content
 
     def download(self, where: Where, path: str, to: Path) -> Call[None]:
         """Store a file here; ``to`` appears when it is whole."""
@@ -190,7 +191,7 @@ class Plan:
             save_to=part,
         )
         try:
-            yield from answered(request, self.patience_s)
+            _check_file(path, (yield from answered(request, self.patience_s)))
             part.replace(to)
         finally:
             part.unlink(missing_ok=True)
@@ -278,15 +279,24 @@ def _kernel(where: Where, language: str, context: str, action: str) -> tuple[str
 
 
 def _file(where: Where, path: str, *, directory: bool = False) -> str:
-    """The path in the URL of a file. Raises InvalidRequest for parts that a URL would swallow, and with them the scope."""
+    """The path in the URL of a file; of a directory it ends in a slash.
+
+    Raises InvalidRequest for parts that a URL would swallow, and with them the scope.
+    """
     parts = [part for part in path.split("/") if part] if directory else path.removeprefix("/").split("/")
-    return "/".join([f"/v1/files/{where.scope}", *(_one_part("path", part) for part in parts)]) + ("" if parts else "/")
+    return "/".join([f"/v1/files/{where.scope}", *(_one_part("path", part) for part in parts), *[""] * directory])
+
+
+def _check_file(path: str, response: httpx.Response) -> None:
+    """Raise InvalidRequest for a listing, which is what a directory is answered with."""
+    if "Content-Disposition" not in response.headers:
+        raise InvalidRequest(f"{path!r} is a directory.", code="is_directory")
 
 
 def _one_part(name: str, part: str) -> str:
     if part in ("", ".", "..") or "\0" in part:
         raise InvalidRequest(f"{name} may not have the part {part!r}.", code="invalid_request")
-    return quote(part, safe="")
+    return quote(part, safe="", errors="surrogateescape")
 
 
 def _check_name(name: str, value: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from pydantic import ConfigDict
 
@@ -102,6 +103,11 @@ class FileEntry(wire.AnswerModel):
     size: int = 0
     mod_time: str | None = None
     raw: str | None = None
+
+    @property
+    def part(self) -> str:
+        """What names it in a path, also where its name is not UTF-8."""
+        return self.name if self.raw is None else unquote(self.raw, errors="surrogateescape")
 
 
 class StoredFile(wire.AnswerModel):

@@ -242,6 +242,23 @@ def test_run_ends_at_a_cell_that_fails_and_writes_what_came(run: Run, tmp_path: 
     assert run("run", "none.ipynb").stderr == "invalid_request: none.ipynb is no notebook of version 4.\n"
 
 
+def test_files_are_put_listed_got_and_removed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("n\n1\n")
+    where = ("-s", "ada/files")
+    assert run("files", "put", *where, "data.csv").returncode == 0
+    assert json.loads(run("files", "put", *where, "--json", "-", "in/b", given="piped").stdout)["path"] == "in/b"
+    assert run("exec", *where, "-c", "open('data.csv').read()").stdout == "'n\\n1\\n'\n"
+    assert [line.split()[-1] for line in run("files", "ls", *where).stdout.splitlines()] == ["data.csv", "in/"]
+    assert run("files", "get", *where, "in/b", "-").stdout == "piped"
+    assert run("files", "get", *where, "in/b").returncode == 0
+    assert (tmp_path / "b").read_text() == "piped"
+    assert run("files", "rm", *where, "in").returncode == 0
+    assert [each["name"] for each in json.loads(run("files", "ls", *where, "--json").stdout)] == ["data.csv"]
+    gone = run("files", "get", *where, "in/b", "c")
+    assert (gone.returncode, "Traceback" in gone.stderr, (tmp_path / "c").exists()) == (1, False, False)
+    assert run("files", "put", *where, "missing").returncode == 2
+
+
 def test_a_command_finds_the_service_of_this_machine_without_being_told(cellbox: Cellbox) -> None:
     done = cellbox.command("exec", "-s", "ada/chat1", "-c", "6 * 7")
     assert (done.stdout, done.returncode) == ("42\n", 0)
