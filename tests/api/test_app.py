@@ -254,7 +254,7 @@ async def test_a_client_that_leaves_cancels_what_runs_in_the_sandbox(start):
         await asyncio.wait([running])
     (peer,) = service.sandboxd.peers
     (cancelled,) = peer.cancelled.values()
-    await asyncio.wait_for(cancelled.wait(), 5)
+    await asyncio.wait_for(cancelled.wait(), 20)
 
 
 def test_each_setting_reaches_the_service():

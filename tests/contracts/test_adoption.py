@@ -106,7 +106,7 @@ async def test_what_is_not_adopted_is_removed(house: House) -> None:
     assert set(found) == {one, two, three}
     assert await house.backend.remove_leftovers(keep=frozenset([two])) == 2
     for gone in (one, three):
-        await asyncio.wait_for(found[gone].wait(), 5)
+        await asyncio.wait_for(found[gone].wait(), 20)
     assert (found[two].stats().processes or 0) >= 1
     await found[two].stop()
     assert await house.backend.remove_leftovers() == 0
@@ -198,7 +198,7 @@ async def test_a_supervisor_that_is_killed_after_the_adoption_takes_its_sandbox_
     (ident,) = await killed_service(house, "daemons")
     sandbox = await adopted(house, ident)
     os.kill(house.supervisor(sandbox), signal.SIGKILL)
-    assert (await asyncio.wait_for(sandbox.wait(), 5)).status is None
+    assert (await asyncio.wait_for(sandbox.wait(), 20)).status is None
     assert not file_of(house, ident).exists()
 
 

@@ -145,7 +145,7 @@ async def test_a_killed_supervisor_takes_its_sandbox_along(house: House, behavio
     sandbox = await house.start(behaviour)
     assert isinstance(sandbox, BubblewrapSandbox)
     os.kill(house.supervisor(sandbox), signal.SIGKILL)
-    assert (await asyncio.wait_for(sandbox.wait(), 5)).status is None
+    assert (await asyncio.wait_for(sandbox.wait(), 20)).status is None
 
 
 @supervised

@@ -220,7 +220,7 @@ async def request_and_leave(served: Served, *, half: bool = False, **fields) -> 
     content = json.dumps(body(**fields)).encode()
     head = f"POST /v1/exec HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {KEY}\r\nContent-Length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
-    await asyncio.wait_for(served.service.submitted.wait(), 5)
+    await asyncio.wait_for(served.service.submitted.wait(), 20)
     writer.close()
     await writer.wait_closed()
 
@@ -228,7 +228,7 @@ async def request_and_leave(served: Served, *, half: bool = False, **fields) -> 
 async def test_a_client_that_leaves_cancels_its_exec(served: Served):
     served.service.hold = True
     await request_and_leave(served)
-    await asyncio.wait_for(served.service.was_cancelled.wait(), 5)
+    await asyncio.wait_for(served.service.was_cancelled.wait(), 20)
     assert served.service.cancelled == ["made-1"]
 
 
@@ -257,7 +257,7 @@ async def test_a_finished_execution_is_shown_with_its_answer(served: Served):
 async def test_deleting_an_execution_ends_it(served: Served):
     served.service.hold = True
     running = asyncio.get_running_loop().create_task(served.exec(execution_id="mine"))
-    await asyncio.wait_for(served.service.submitted.wait(), 5)
+    await asyncio.wait_for(served.service.submitted.wait(), 20)
     reply = await served.call("DELETE", "/v1/executions/mine?scope=u1")
     assert (reply.status, reply.json["phase"], reply.json["status"]) == (200, "finished", "interrupted")
     assert (await running).json["status"] == "interrupted"

@@ -33,7 +33,7 @@ async def say(client: ClientConnection, **message: Any) -> None:
 
 
 async def hear(client: ClientConnection) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         heard: dict[str, Any] = json.loads(await client.recv())
     return heard
 

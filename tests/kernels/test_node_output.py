@@ -304,7 +304,7 @@ async def test_what_outlives_the_process_is_ended_with_it(sandbox):
         language="node",
     )
     process = Path("/proc") / outcome.stdout.strip()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(20):
         while process.exists():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.02)
 

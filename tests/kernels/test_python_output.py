@@ -131,12 +131,13 @@ async def test_a_flood_is_cut_and_counted(sandbox):
 
 async def test_output_on_the_way_is_told(sandbox):
     waiting = asyncio.get_running_loop().create_task(
-        sandbox.run("print('early')\nimport time; time.sleep(1)\nprint('late')")
+        sandbox.run("print('early')\nimport os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('late')")
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await sandbox.until_told(Progress)
     assert not waiting.done()
     assert sandbox.told(Progress)[0].text == "early\n"
+    (sandbox.workspace / "go").touch()
     assert (await waiting).stdout == "early\nlate\n"
 
 

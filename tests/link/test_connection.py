@@ -205,7 +205,7 @@ async def greeted(connection: Connection, peer: socket.socket, **fields: Any) ->
     peer.setblocking(True)
     peer.sendall(packed({"type": "Hello", "version": VERSION, "kernels": [], "stateless": [], **fields}))
     peer.setblocking(False)
-    return await connection.hello(within_s=5)
+    return await connection.hello(within_s=20)
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ async def test_an_adopted_execution_may_stream_as_much_as_any(second: tuple[Conn
         writer.write(encode(Output(id="a", stream="stdout", text="x")))
     writer.write(encode(Finished(id="a", outcome=OK)))
     await writer.drain()
-    assert await asyncio.wait_for(pending.end, 5) == Finished(id="a", outcome=OK)
+    assert await asyncio.wait_for(pending.end, 20) == Finished(id="a", outcome=OK)
     assert connection.dropped == 0
     connection.close()
     await running
@@ -468,7 +468,7 @@ async def test_a_cancelled_send_leaves_whole_frames(pair: Pair) -> None:
 
 async def test_kernels_that_stop(pair: Pair) -> None:
     loop = asyncio.get_running_loop()
-    stopping = loop.create_task(pair.connection.stop_kernel("python", "c", restart=True, within_s=5))
+    stopping = loop.create_task(pair.connection.stop_kernel("python", "c", restart=True, within_s=20))
     reader = pair.peer
     head = await loop.sock_recv(reader, 65536)
     message = decode_to_sandbox(head[4:])
@@ -502,7 +502,7 @@ async def test_the_first_message_is_a_hello_of_our_version(first: bytes, error: 
     theirs.sendall(first)
     theirs.close()
     with pytest.raises(error):
-        await connection.hello(within_s=5)
+        await connection.hello(within_s=20)
     await connection.wait_closed()
 
 
@@ -512,7 +512,7 @@ async def test_a_hello_that_does_not_come() -> None:
     with pytest.raises(LinkTimeout):
         await connection.hello(within_s=0.01)
     theirs.sendall(packed(msgspec.to_builtins(Hello(version=VERSION, kernels=["python"], stateless=[]))))
-    assert (await connection.hello(within_s=5)).kernels == ["python"]
+    assert (await connection.hello(within_s=20)).kernels == ["python"]
     await connection.wait_closed()
     theirs.close()
 

@@ -28,7 +28,7 @@ async def test_exactly_one_connection_is_accepted(tmp_path: Path) -> None:
     listener = Listener(tmp_path)
     assert (tmp_path / LINK_SOCKET).stat().st_mode & 0o777 == 0o600
     first, too_early = dial(tmp_path), dial(tmp_path)
-    accepted = await listener.accept(within_s=5)
+    accepted = await listener.accept(within_s=20)
     assert not os.get_inheritable(accepted.fileno())
     assert os.listdir(tmp_path) == []
     with pytest.raises(FileNotFoundError):
@@ -79,7 +79,7 @@ async def test_a_socket_that_a_dead_service_left_is_replaced(tmp_path: Path) -> 
     for _ in range(2):  # the second link of one sandbox is as the first
         listener = Listener(tmp_path)
         made = dial(tmp_path)
-        accepted = await listener.accept(within_s=5)
+        accepted = await listener.accept(within_s=20)
         assert os.listdir(tmp_path) == []
         with pytest.raises(FileNotFoundError):
             dial(tmp_path)
@@ -94,7 +94,7 @@ async def test_the_directory_may_have_a_long_path(tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.symlink_to(directory)
     made = dial(short)
-    accepted = await listener.accept(within_s=5)
+    accepted = await listener.accept(within_s=20)
     assert os.listdir(directory) == []
     made.close()
     accepted.close()

@@ -38,9 +38,9 @@ class House:
         listener = Listener(self.spec.link_dir)
         if not self.backend.running:
             await self.backend.start(self.spec)
-        accepted = await listener.accept(within_s=5)
+        accepted = await listener.accept(within_s=20)
         self.connection = await Connection.open(accepted, limits=LinkLimits(frame=100_000))
-        return await self.connection.hello(within_s=5)
+        return await self.connection.hello(within_s=20)
 
     def run(self) -> None:
         self.running = asyncio.get_running_loop().create_task(self.connection.run())

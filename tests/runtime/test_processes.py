@@ -250,7 +250,7 @@ async def test_a_supervisor_that_ends_before_it_reads_the_kill_has_left_nothing(
         assert await process.wait() == Exited(-11)
         process.kill()
         supervisor.send(programs.pack(programs.CLEAN, -11))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await process.gone()
     zygote.close()
     as_zygote.close()

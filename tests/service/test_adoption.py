@@ -124,7 +124,7 @@ async def test_a_finished_answer_is_delivered_once_and_settled(first: House, mak
     second = await make_house(first)
     assert (await second.service.settle(second.service.execution("r", "u1"))).stdout == "through"
     (peer,) = first.sandboxd.peers
-    await asyncio.wait_for(until(lambda: not peer.unsettled), 5)
+    await asyncio.wait_for(until(lambda: not peer.unsettled), 20)
     await second.service.release()
     third = await make_house(second)
     again = third.submit("gate", execution_id="r", stateful=False)
@@ -171,7 +171,7 @@ async def test_what_nobody_can_ask_for_is_ended(first: House, make_house: MakeHo
     records.close()
     second = await make_house(first)
     (peer,) = first.sandboxd.peers
-    await asyncio.wait_for(peer.cancelled[left.link or ""].wait(), 5)
+    await asyncio.wait_for(peer.cancelled[left.link or ""].wait(), 20)
     assert (await second.exec("b")).stdout == "b"
 
 
@@ -214,9 +214,9 @@ async def test_what_the_memory_limit_killed_before_is_no_reason_after(
     monkeypatch.setattr(FakeSandbox, "stats", lambda _self: killed)
     second = await make_house(first)
     peer = first.sandboxd.peers[0]
-    await asyncio.wait_for(peer_is_adopted(second), 5)
+    await asyncio.wait_for(peer_is_adopted(second), 20)
     peer.send(KernelGone("python", "default", "killed"))
-    await asyncio.wait_for(until(lambda: not second.service.kernels("u1", "chat")), 5)
+    await asyncio.wait_for(until(lambda: not second.service.kernels("u1", "chat")), 20)
     assert (await second.exec("c")).reason == "killed"
 
 

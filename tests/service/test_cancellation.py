@@ -23,7 +23,7 @@ async def steps(number: int) -> None:
 
 
 async def works(house: House) -> Answer:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         answer = await house.exec("after")
     assert (answer.status, answer.stdout) == ("ok", "after")
     assert len(house.backend.running) == 1
@@ -82,7 +82,7 @@ async def test_the_service_is_closed(house: House, moment: int) -> None:
     house.sandboxd.script["wait"] = until_cancelled
     executions = [house.submit("wait"), house.submit("a", session="other"), house.submit("b", stateful=False)]
     await steps(moment)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await house.service.aclose()
     assert all(execution.phase == "finished" for execution in executions)
     assert not house.backend.running
@@ -98,7 +98,7 @@ async def test_a_sandbox_dies(house: House, moment: int) -> None:
     for sandbox in list(house.backend.running.values()):
         sandbox.die(1)
     house.service.cancel(execution)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await asyncio.wait([asyncio.get_running_loop().create_task(house.service.settle(execution))])
     assert execution.phase == "finished"
     await manager.gone(lives)  # An execution sent to one whose end nobody has heard of yet dies with it, rightly.

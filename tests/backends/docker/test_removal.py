@@ -51,7 +51,7 @@ async def row(fake: engines.FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Asyn
     monkeypatch.setattr(sandboxes, "STOP_S", 0.2)
     made = Row(fake)
     yield made
-    await made.tasks.aclose(within_s=5)
+    await made.tasks.aclose(within_s=20)
     await made.engine.aclose()
 
 
@@ -63,7 +63,7 @@ async def test_removals_that_hang_take_no_other_call_along(row: Row) -> None:
         row.fake.held[f"DELETE /containers/{each.container}"] = release
     said = await asyncio.gather(*(each.stop() for each in every), return_exceptions=True)
     assert {type(each) for each in said} == {BackendError}
-    await asyncio.wait_for(row.engine.call(row.engine.client.ping), 5)
+    await asyncio.wait_for(row.engine.call(row.engine.client.ping), 20)
     assert row.forgotten == []
     assert all(each.hanging for each in every)
     release.set()
@@ -120,7 +120,7 @@ async def test_counters_are_not_asked_for_anew_before_the_answer(row: Row, monke
         sandbox.stats()
         await asyncio.sleep(0)
     await until(lambda: asking in [what for what, _ in row.fake.asked])
-    await asyncio.wait_for(row.engine.call(row.engine.client.ping), 5)
+    await asyncio.wait_for(row.engine.call(row.engine.client.ping), 20)
     assert [what for what, _ in row.fake.asked].count(asking) == 1
     release.set()
     await until(lambda: sandbox.stats().processes == 7)
