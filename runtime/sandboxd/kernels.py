@@ -70,7 +70,8 @@ class Kernels:
         self._send = send
         self._specs = find(config)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._folders = (Path(config.runtime) / f"k{number}" for number in itertools.count(1))
+        folders = (Path(config.runtime) / f"k{number}" for number in itertools.count(1))
+        self._folders = (folder for folder in folders if not os.path.lexists(folder))  # the tenant can make some too
         self._kernels: dict[_Key, Kernel] = {}
         self._locks: dict[_Key, asyncio.Lock] = {}
         self._here: dict[str, _Key] = {}
@@ -236,6 +237,7 @@ class Kernels:
                     self._send(KernelGone(*key, reason))
 
         self._ending = {kernel for kernel in self._ending if not kernel.is_gone}
+        places.keep_usable(self._config.runtime)
         kernel = Kernel(spec, self._config, next(self._folders), gone, self._send, full=self._full)
         await kernel.start(self._zygote, self._context)
         return kernel

@@ -1,4 +1,4 @@
-"""The directories that executions begin in: kept usable, and judged before anything is started in them.
+"""The directories that executions begin in, or kernels have files in: kept usable, and judged before anything is started in them.
 
 Promises: nothing here raises, whatever the tenant has made of its directories.
 """
