@@ -203,6 +203,7 @@ async def test_forged_marks_end_nothing_but_their_own(sandbox):
     assert (await sandbox.run("print('on')")).stdout.endswith("on\n")
 
 
+@pytest.mark.alone
 async def test_a_backlog_of_large_displays_is_heard_to_its_end(sandbox):
     """The reply overtakes them: what is read then is older than it."""
     code = "d = {f'x/{n}': 'é' * 120_000 for n in range(19)}\nfor _ in range(100): display(d, raw=True)"
