@@ -58,6 +58,11 @@ class Event:
     body: bytes
 
 
+def encoded(**fields: Any) -> bytes:
+    """Return the fields of an event as they are kept."""
+    return _json.encode(fields)
+
+
 class EventLog:
     """The events of one execution, in order.
 
@@ -84,7 +89,10 @@ class EventLog:
 
     def add(self, kind: str, **fields: Any) -> bool:
         """Append an event of type ``kind``; False where there is no room. After ``finished`` nothing is added."""
-        payload = _json.encode(fields)
+        return self.add_encoded(kind, encoded(**fields))
+
+    def add_encoded(self, kind: str, payload: bytes) -> bool:
+        """The same where ``encoded`` has been called already."""
         full = len(self._kinds) >= MAX_EVENTS or len(payload) > self._left_rich
         if self.closed or (full and kind != "finished"):
             return False

@@ -10,8 +10,8 @@ import msgspec
 from sandboxd.protocol import Asked, Cleared, Displayed, Output, Result, Streamed, StreamName
 
 from interpreter.errors import InternalError, ServiceError
-from interpreter.executions.events import EventLog
-from interpreter.executions.model import Answer, ExecRequest, Phase, entries
+from interpreter.executions.events import EventLog, encoded
+from interpreter.executions.model import HEAVY_JSON, Answer, ExecRequest, Phase, entries
 
 
 class Execution:
@@ -84,15 +84,20 @@ class Execution:
             stateful=request.stateful,
         )
 
-    def hear(self, message: Streamed) -> bool:
-        """Take what its sandbox tells while it runs; False where that is more output than was asked for."""
+    async def hear(self, message: Streamed) -> bool:
+        """Take what its sandbox tells while it runs; False where that is more output than was asked for. What is long is checked
+        in a thread: the next is to be told after that.
+        """
         match message:
             case Output():
                 return self.events.add_text(message.stream, message.text)
             case Displayed():
                 self._shown = True
-                if self.events.has_room(sum(_length(entry) for entry in message.entries)):
-                    self._show(message.kind, message.entries, message.execution_count)
+                size = sum(_length(entry) for entry in message.entries)
+                if self.events.has_room(size):
+                    payload = _event(message) if size <= HEAVY_JSON else await asyncio.to_thread(_event, message)
+                    if self.phase != "finished":  # meanwhile
+                        self.events.add_encoded(message.kind, payload)
             case Cleared():
                 self.events.add("clear_output", wait=message.wait)
             case Asked():
@@ -136,21 +141,6 @@ class Execution:
         answer = 0 if self.answer is None else self.answer.size()
         return 4000 + answer + self.events.held + self.events.grows(answer)
 
-    def _show(self, kind: str, results: list[Result], execution_count: int | None = None) -> None:
-        self._show_entries(kind, entries(results)[0], execution_count)
-
-    def _show_entries(self, kind: str, shown: list[dict[str, Any]], execution_count: int | None = None) -> None:
-        """Add one rich output as an event: the kinds that fit, and the names of those that do not."""
-        whole: dict[str, Any] = next((entry for entry in shown if entry["type"] != "omitted"), {})
-        fields: dict[str, Any] = {"data": whole.get("data", {}), "metadata": whole.get("metadata", {})}
-        if kind == "result":
-            fields["execution_count"] = execution_count
-        else:
-            fields["display_id"] = whole.get("display_id")
-        if omitted := [entry for entry in shown if entry["type"] == "omitted"]:
-            fields["omitted"] = [{"mime": entry["mime"], "bytes": entry["bytes"]} for entry in omitted]
-        self.events.add(kind, **fields)
-
     def _tell(self, answer: Answer) -> None:
         """Add the last events: what is not there yet, of an execution that nobody followed for example, and its end."""
         texts: list[tuple[StreamName, str]] = [("stdout", answer.stdout), ("stderr", answer.stderr)]
@@ -161,7 +151,8 @@ class Execution:
         if not self._shown:
             for result in answer.results:
                 entry: dict[str, Any] = msgspec.json.decode(result) if isinstance(result, msgspec.Raw) else result
-                self._show_entries(_KINDS[entry["type"]], [entry], answer.execution_count)
+                kind = _KINDS[entry["type"]]
+                self.events.add(kind, **_fields(kind, [entry], answer.execution_count))
         if answer.error is not None:
             self.events.add("error", **msgspec.structs.asdict(answer.error))
         self.events.add("finished", **answer.summary())
@@ -175,3 +166,20 @@ _KINDS = {"result": "result", "display": "display", "update": "update_display", 
 
 def _length(entry: Result) -> int:
     return sum(map(len, (*entry.data.values(), *entry.json.values(), entry.metadata)))
+
+
+def _event(message: Displayed) -> bytes:
+    return encoded(**_fields(message.kind, entries(message.entries)[0], message.execution_count))
+
+
+def _fields(kind: str, shown: list[dict[str, Any]], execution_count: int | None) -> dict[str, Any]:
+    """Return one rich output as an event has it: the kinds that fit, and the names of those that do not."""
+    whole: dict[str, Any] = next((entry for entry in shown if entry["type"] != "omitted"), {})
+    fields: dict[str, Any] = {"data": whole.get("data", {}), "metadata": whole.get("metadata", {})}
+    if kind == "result":
+        fields["execution_count"] = execution_count
+    else:
+        fields["display_id"] = whole.get("display_id")
+    if omitted := [entry for entry in shown if entry["type"] == "omitted"]:
+        fields["omitted"] = [{"mime": entry["mime"], "bytes": entry["bytes"]} for entry in omitted]
+    return fields

@@ -16,7 +16,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from sandboxd.protocol import (
@@ -84,6 +84,17 @@ class LinkLimits:
         return cls(frame=longest_frame(text=output_bytes, results=result_bytes))
 
 
+Hear = Callable[[Streamed], Awaitable[bool]]
+
+
+async def _asked_for(_message: Streamed) -> bool:
+    return True
+
+
+async def _not_asked_for(_message: Streamed) -> bool:
+    return False
+
+
 class Pending:
     """An execution on the link. ``end`` gives how it ended; the rest is what the sandbox has told so far.
 
@@ -91,7 +102,7 @@ class Pending:
     whenever ``starting`` may have changed or the end has come.
     """
 
-    def __init__(self, text_limit: int, hear: Callable[[Streamed], bool] = lambda _message: False) -> None:
+    def __init__(self, text_limit: int, hear: Hear = _not_asked_for) -> None:
         self.hear = hear
         self.end: asyncio.Future[Finished | Refused] = asyncio.get_running_loop().create_future()
         self.starting = False
@@ -200,10 +211,10 @@ class Connection:
         finally:
             self.close()
 
-    async def execute(self, message: Execute, hear: Callable[[Streamed], bool] = lambda _message: False) -> Pending:
+    async def execute(self, message: Execute, hear: Hear = _not_asked_for) -> Pending:
         """Send ``message`` and return what becomes of it. Raises as ``send``. ``forget`` it when nobody waits any more.
 
-        hear: as of ``Pending``; called in the loop, must not raise.
+        hear: as of ``Pending``; nothing else of this link is read before it returns. Must not raise.
         """
         if message.id in self._executions:
             raise ValueError("this execution is already on the link")
@@ -223,7 +234,7 @@ class Connection:
         """
         if execution_id in self._executions:
             raise ValueError("this execution is already on the link")
-        pending = self._executions[execution_id] = Pending(text_limit, lambda _message: True)
+        pending = self._executions[execution_id] = Pending(text_limit, _asked_for)
         pending.prepared = pending.starting = execution_id in self._preparing
         return pending
 
@@ -322,13 +333,13 @@ class Connection:
         self.received += len(body)
         message = decode_from_sandbox(body)
         if isinstance(message, _STREAMED):
-            return self._hear(message, len(body))
+            return await self._hear(message, len(body))
         return 0.0 if self._take(message) else self._budget.charge(len(body), self._clock())
 
-    def _hear(self, message: Streamed, size: int) -> float:
+    async def _hear(self, message: Streamed, size: int) -> float:
         """Deliver what is streamed; return the seconds to pause after it."""
         pending = self._executions.get(message.id)
-        if pending is not None and pending.hear(message):
+        if pending is not None and await pending.hear(message):
             return self._streams.charge(size, self._clock())
         self._drop()
         return self._budget.charge(size, self._clock())

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sandboxd.protocol import Asked, Cleared, Displayed, Outcome, Output, Result
 
+from interpreter.errors import QueueTimeout
+from interpreter.executions import model
 from interpreter.executions.events import BATCH_BYTES, EventLog
 from interpreter.executions.execution import Execution
-from interpreter.executions.model import ExecRequest, Life, Timing, answer
+from interpreter.executions.jsontext import checked
+from interpreter.executions.model import HEAVY_JSON, ExecRequest, Life, Timing, answer
 from interpreter.executions.spool import MEMORY_BYTES
 
 
@@ -143,14 +148,14 @@ def test_an_execution_that_nobody_followed_has_its_answer_as_events() -> None:
     assert events[6]["status"] == "ok"
 
 
-def test_what_was_told_while_it_ran_is_not_told_again_at_the_end() -> None:
+async def test_what_was_told_while_it_ran_is_not_told_again_at_the_end() -> None:
     execution = ended(stream=True)
-    assert execution.hear(Output("x", "stdout", "out"))
-    assert execution.hear(
+    assert await execution.hear(Output("x", "stdout", "out"))
+    assert await execution.hear(
         Displayed("x", "update_display", [Result("update", data={"text/plain": "d"}, display_id="i")])
     )
-    assert execution.hear(Cleared("x", wait=True))
-    assert execution.hear(Asked("x", "name? ", password=True))
+    assert await execution.hear(Cleared("x", wait=True))
+    assert await execution.hear(Asked("x", "name? ", password=True))
     assert execution.asks
     finish(execution)
     events = told(execution.events)
@@ -158,14 +163,48 @@ def test_what_was_told_while_it_ran_is_not_told_again_at_the_end() -> None:
     assert [event["type"] for event in events] == types
     assert (events[2]["data"], events[2]["display_id"]) == ({"text/plain": "d"}, "i")
     assert (events[4]["prompt"], events[4]["password"]) == ("name? ", True)
-    assert execution.hear(Output("x", "stdout", "late"))
+    assert await execution.hear(Output("x", "stdout", "late"))
     assert told(execution.events) == events
 
 
-def test_json_that_is_none_is_named_as_left_out() -> None:
+async def test_json_that_is_none_is_named_as_left_out() -> None:
     execution = ended(stream=True)
-    execution.hear(Displayed("x", "display", [Result("display", json={"application/json": "{"})]))
+    await execution.hear(Displayed("x", "display", [Result("display", json={"application/json": "{"})]))
     assert told(execution.events)[1]["omitted"] == [{"mime": "application/json", "bytes": 1}]
+
+
+@pytest.mark.parametrize(("size", "in_loop"), [(1000, True), (2 * HEAVY_JSON, False)])
+async def test_long_json_is_checked_in_a_thread(monkeypatch: pytest.MonkeyPatch, size: int, in_loop: bool) -> None:
+    threads = []
+
+    def noted(text: str) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return checked(text)
+
+    monkeypatch.setattr(model, "checked", noted)
+    execution, text = ended(stream=True), f'"{"x" * size}"'
+    assert await execution.hear(Displayed("x", "display", [Result("display", json={"application/json": text})]))
+    assert set(threads) == {in_loop}
+    assert told(execution.events)[1]["data"] == {"application/json": "x" * size}
+
+
+async def test_what_is_still_checked_at_the_end_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service has given it up: then ``finished`` is the last event."""
+    goes_on = threading.Event()
+
+    def slow(text: str) -> Any:
+        assert goes_on.wait(5)
+        return checked(text)
+
+    monkeypatch.setattr(model, "checked", slow)
+    execution = ended(stream=True)
+    shown = Result("display", json={"application/json": f'"{"x" * 2 * HEAVY_JSON}"'})
+    hearing = asyncio.get_running_loop().create_task(execution.hear(Displayed("x", "display", [shown])), name="hear")
+    await asyncio.sleep(0)
+    execution.end(QueueTimeout("no"), 1.0)
+    goes_on.set()
+    assert await hearing
+    assert [event["type"] for event in told(execution.events)] == ["started", "finished"]
 
 
 @pytest.mark.parametrize("taken", [None, 1])
