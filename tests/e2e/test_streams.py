@@ -141,6 +141,31 @@ def test_input_is_asked_for_and_answered(cellbox: Cellbox, scope: str) -> None:
     assert found[-1]["status"] == "ok"
 
 
+ASKING = {
+    "bash": ('read -sp "word? " word; echo "$word"; head -n 1', [("word? ", True), ("", False)]),
+    "node": (
+        "const lines = require('readline').createInterface(process.stdin)[Symbol.asyncIterator]()\n"
+        "for (let n = 0; n < 2; n += 1) console.log((await lines.next()).value)",
+        [("", False)] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("language", ASKING)
+def test_other_languages_ask_for_input_too(cellbox: Cellbox, scope: str, language: str) -> None:
+    code, expected = ASKING[language]
+    asked = []
+    found = []
+    for event in events(cellbox, scope=scope, language=language, code=code, stateful=True, allow_input=True):
+        found.append(event)
+        if event["type"] == "input_request":
+            asked.append((event["prompt"], event["password"]))
+            url = f"/v1/executions/{event['execution_id']}/input"
+            assert cellbox.client.post(url, json={"text": f"answer {len(asked)}"}).status_code == 200
+    assert asked == expected
+    assert text(found) == "answer 1\nanswer 2\n"
+
+
 @contextmanager
 def socket(cellbox: Cellbox, scope: str, **options: Any) -> Iterator[ClientConnection]:
     url = f"{cellbox.url.replace('http', 'ws')}/v1/ws?scope={scope}&session=chatA"
@@ -197,8 +222,3 @@ def test_a_slow_reader_loses_nothing_and_the_service_stays_small(cellbox: Cellbo
         highest = max(highest, memory_kib(cellbox))
     assert text(events) == "".join(f"{n:050}\n" for n in range(lines))
     assert (highest - before) / 1024 < 10
-
-
-def test_other_kernels_say_that_they_cannot_ask(cellbox: Cellbox, scope: str) -> None:
-    refused = cellbox.post(scope=scope, language="bash", code="read x", stateful=True, allow_input=True)
-    assert (refused.status_code, refused.json()["code"]) == (400, "unsupported_field")

@@ -198,7 +198,7 @@ async def test_a_kernel_that_never_gets_its_ports_is_refused(sandbox, stock, mon
     assert list(sandbox.root.glob("k*")) == []
 
 
-@pytest.mark.parametrize("options", [{"env": {"A": "b"}}, {"cwd": "/"}, {"stdin": "x"}])
+@pytest.mark.parametrize("options", [{"env": {"A": "b"}}, {"cwd": "/"}, {"stdin": "x"}, {"allow_input": True}])
 async def test_what_it_cannot_honour_is_refused_by_name(sandbox, options):
     install(sandbox, "other", ["true"])
     refused = await sandbox.execute("1", language="other", **options)
