@@ -293,6 +293,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("harm", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("own", [True, False], ids=["own", "another's"])
 async def test_a_kernel_whose_files_a_cell_has_harmed_ends_and_a_new_one_comes(bash, harm, own):
