@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from interpreter.errors import StorageFailed
-from interpreter.records import ExecutionRecord, KernelRecord, Records, SandboxRecord
+from interpreter.records import SOME, ExecutionRecord, KernelRecord, Records, SandboxRecord
 from interpreter.statefile import FILE, LOG_PAGES, VERSION, RecordsError
 
 SANDBOX = SandboxRecord("a" * 16, "u1", "chat", 12.5)
@@ -94,9 +94,9 @@ def test_a_purge_takes_what_has_finished(records: Records) -> None:
     records.execution(WAITING)
     for number, session in enumerate(("chat", "other", None)):
         records.execution(dataclasses.replace(DONE, id=f"d{number}", session=session, file=f"f{number}"))
-    assert records.purge("u1", "chat") == ["f0"]
-    assert records.purge("u2", None) == []
-    assert sorted(records.purge("u1", None)) == ["f1", "f2"]
+    assert records.purge("u1", "chat") == (1, ["f0"])
+    assert records.purge("u2", None) == (0, [])
+    assert sorted(records.purge("u1", None)[1]) == ["f1", "f2"]
     assert [record.id for record in records.unfinished()] == ["e1"]
 
 
@@ -105,15 +105,26 @@ def test_what_is_too_old_or_too_much_goes_the_oldest_first(records: Records) -> 
         records.execution(
             dataclasses.replace(DONE, id=f"d{number}", finished_at=100.0 + number, size=10, file=f"f{number}")
         )
-    assert sorted(records.expire(101.5, max_bytes=25, max_number=100)) == ["f0", "f1", "f2", "f3"]
+    assert sorted(records.expire(101.5, max_bytes=25, max_number=100)[1]) == ["f0", "f1", "f2", "f3"]
     assert records.files() == {"f4", "f5"}
-    assert records.expire(101.5, max_bytes=25, max_number=100) == []
+    assert records.expire(101.5, max_bytes=25, max_number=100) == (0, [])
 
 
 def test_what_is_too_many_goes_the_oldest_first(records: Records) -> None:
     for number in range(6):
         records.execution(dataclasses.replace(DONE, id=f"d{number}", finished_at=100.0 + number, file=f"f{number}"))
-    assert sorted(records.expire(0.0, max_bytes=1000, max_number=2)) == ["f0", "f1", "f2", "f3"]
+    assert sorted(records.expire(0.0, max_bytes=1000, max_number=2)[1]) == ["f0", "f1", "f2", "f3"]
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_some_go_at_a_time(records: Records, old: bool) -> None:
+    for number in range(SOME + 5):
+        records.execution(dataclasses.replace(DONE, id=f"d{number}", finished_at=100.0 + number, file=f"f{number}"))
+    before, most = (1000.0, 1000) if old else (0.0, 0)
+    assert [records.expire(before, 10**6, most)[0] for _ in range(3)] == [SOME, 5, 0]
+    for number in range(SOME + 5):
+        records.execution(dataclasses.replace(DONE, id=f"d{number}"))
+    assert [records.purge("u1", None)[0] for _ in range(3)] == [SOME, 5, 0]
 
 
 def test_a_batch_is_all_or_nothing(records: Records) -> None:

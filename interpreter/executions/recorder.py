@@ -17,6 +17,7 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -28,7 +29,7 @@ from interpreter.errors import StorageFailed
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ErrorInfo, ExecRequest
 from interpreter.keys import KernelKey, Key
-from interpreter.records import ExecutionRecord, KernelRecord, Records
+from interpreter.records import SOME, ExecutionRecord, KernelRecord, Records
 from interpreter.sandboxes.kernels import Kernel, Kernels
 from interpreter.tasks import Tasks
 
@@ -146,7 +147,7 @@ class Recorder:
             if purged(execution):
                 self._give_up(execution)
         self._flush()
-        await asyncio.to_thread(self._remove, self._records.purge(scope, session))
+        await self._all_gone(partial(self._records.purge, scope, session))
 
     def find(self, execution_id: str, scope: str | None) -> Execution | None:
         """Return a finished execution that is kept and not in memory any more. scope: None for ids of ours.
@@ -199,10 +200,9 @@ class Recorder:
                         self._give_up(execution)
                 self._added = self._added_bytes = 0
                 with contextlib.suppress(StorageFailed):
-                    files = self._records.expire(
-                        self._clock() - self._keep_s, max_bytes=MAX_BYTES, max_number=MAX_NUMBER
+                    await self._all_gone(
+                        partial(self._records.expire, self._clock() - self._keep_s, MAX_BYTES, MAX_NUMBER)
                     )
-                    await asyncio.to_thread(self._remove, files)
             await asyncio.sleep(min(CHECKPOINT_S, every_s))
 
     def sweep(self) -> None:
@@ -312,6 +312,13 @@ class Recorder:
         if not self._failing:
             self._failing = True
             log.error("the data root cannot be written: answers and kernels are not kept beyond this service")
+
+    async def _all_gone(self, forget: Callable[[], tuple[int, list[str]]]) -> None:
+        """Call ``forget`` until it finds no more, and remove the files; others have their turns between."""
+        gone = SOME
+        while gone == SOME:
+            gone, files = forget()
+            await asyncio.to_thread(self._remove, files)
 
     def _remove(self, files: list[str]) -> None:
         for file in files:

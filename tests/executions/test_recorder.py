@@ -16,7 +16,7 @@ from interpreter.executions import recorder as recording
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended
 from interpreter.executions.recorder import INLINE_BYTES, Recorder
-from interpreter.records import Records
+from interpreter.records import SOME, Records
 from interpreter.sandboxes.kernels import Kernels
 
 LONG = "x" * (2 * INLINE_BYTES)
@@ -203,3 +203,19 @@ async def test_the_id_of_what_may_have_run_is_free_after_its_time(desk: Desk) ->
     desk.recorder.taken(second)
     assert desk.settled == ["a"]
     assert [record.link for _, record in desk.recorder.unfinished()] == [None]
+
+
+async def test_others_have_their_turns_while_many_answers_are_purged(desk: Desk) -> None:
+    for number in range(3 * SOME):
+        desk.end(desk.execution(f"e{number}"))
+    await desk.recorder.aclose()
+    left: set[int] = set()
+
+    async def look() -> None:
+        while not purge.done():
+            left.add(sum(desk.recorder.find(f"e{number}", "u1") is not None for number in range(3 * SOME)))
+            await asyncio.sleep(0)
+
+    purge = asyncio.get_running_loop().create_task(desk.recorder.forget("u1"), name="purge")
+    await look()
+    assert left >= {2 * SOME, SOME, 0}
