@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from interpreter.wire import AnswerModel, Request, Session
+from interpreter.wire import AnswerModel, Flag, Request, Session
 
 DEFAULT_ENTRIES = 1000
 MAX_ENTRIES = 10_000
@@ -32,7 +32,29 @@ class ListingQuery(FileQuery):
     limit: Annotated[int, BeforeValidator(_number), Field(ge=1, le=MAX_ENTRIES)] = Field(
         default=DEFAULT_ENTRIES, description="Entries of one answer at most."
     )
+    recursive: Flag = Field(
+        default=False, description="Also what is in the directories below; a name is then a path from the listed one."
+    )
+    glob: str | None = Field(
+        default=None,
+        description="Only what this pattern means, from the listed directory on: `*.csv` is in it, `**/*.csv` also below.",
+    )
     after: str | None = Field(default=None, description="The `next` of the answer before, as it was given.")
+
+
+class ChangeQuery(FileQuery):
+    """What is to be done with an entry."""
+
+    op: Literal["mkdir", "move", "copy", "chmod"] = Field(description="What.")
+    to: str | None = Field(
+        default=None, description="`move` and `copy`: the new path, in the same directory of a session."
+    )
+    mode: Annotated[str, Field(pattern=r"^[0-7]{3,4}$")] | None = Field(
+        default=None, description="`chmod`: permissions in octal, without setuid, setgid and sticky."
+    )
+    overwrite: Flag = Field(
+        default=False, description="`move` and `copy`: in the place of a file, or of a directory that is empty."
+    )
 
 
 class Entry(AnswerModel):
@@ -62,6 +84,12 @@ class StoredFile(AnswerModel):
     path: str = Field(description="Where it is.")
     size: int = Field(description="Its bytes.")
     sha256: str = Field(description="Their SHA-256 in hexadecimal.")
+
+
+class Changed(AnswerModel):
+    """What was made, moved, copied or changed."""
+
+    path: str = Field(description="Where it is now.")
 
 
 class FilesRemoved(AnswerModel):

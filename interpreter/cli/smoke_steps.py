@@ -51,7 +51,8 @@ class Caller:
     ) -> httpx.Response:
         """Return the answer to a call of ``route``, which has to have this status, and this code if it is an error.
 
-        parts: of the path. body: as JSON; content: as it is. key: another one than the service's; empty for none. Raises StepFailed.
+        parts: of the path. body: as JSON; content: as it is.
+        key: another one than the service's; empty for none. Raises StepFailed.
         """
         key = self._key if key is None else key
         path = route.format(**{name: quote(text, safe="") for name, text in (parts or {}).items()})
@@ -179,6 +180,9 @@ def _files(caller: Caller) -> None:
     _expect(sent.content == b"43\n", sent.text)
     listed = caller.call("GET", route, {**one, "path": "smoke"}, query=ours).json()
     _expect([entry["name"] for entry in listed["entries"]] == ["out.txt"], listed)
+    caller.call("POST", route, {**one, "path": "smoke/out.txt"}, query={**ours, "op": "move", "to": "smoke/a/b"})
+    found = caller.call("GET", route, {**one, "path": "smoke"}, query={**ours, "glob": "**/b"}).json()
+    _expect([entry["name"] for entry in found["entries"]] == ["a/b"], found)
     caller.call("DELETE", route, {**one, "path": "smoke"}, query=ours)
     caller.call("GET", route, {**one, "path": "smoke"}, query=ours, status=404, code="file_not_found")
 

@@ -8,7 +8,7 @@ Pure.
 from __future__ import annotations
 
 import re
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 from interpreter.errors import InvalidRequest
 
@@ -41,6 +41,11 @@ def parts_of(path: str, *, directory: bool = False) -> tuple[bytes, ...]:
         if len(part) > MAX_NAME_BYTES:
             raise InvalidRequest(f"The path has a part of more than {MAX_NAME_BYTES} bytes.")
     return parts
+
+
+def parts_of_text(path: str) -> tuple[bytes, ...]:
+    """Return the names in a path that is decoded already. Raises InvalidRequest."""
+    return parts_of(quote(path, safe="/"))
 
 
 def shown(name: bytes) -> tuple[str, str | None]:

@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 
 from interpreter.errors import BodyTooLarge, InvalidRequest, ServiceError
 from interpreter.files import confine
+from interpreter.files.copying import Copying
 from interpreter.files.errors import FileExists, NoSuchFile, NotARegularFile
+from interpreter.files.walking import MAX_NAMES, Budget, Found, walk
 from interpreter.scopes.removal import WITHIN_S, empty, make_usable
 from interpreter.scopes.renaming import rename_new_at
 
@@ -88,8 +90,8 @@ class Tree:
         with confine.found(self.root, parts) as handle, confine.reading(handle) as descriptor:
             yield descriptor, os.fstat(descriptor)
 
-    def list(self, parts: Parts, *, limit: int, after: bytes = b"") -> tuple[list[Entry], bool]:
-        """Return up to ``limit`` entries behind the name ``after``, sorted by their bytes, and whether there are more.
+    def entries(self, parts: Parts, *, limit: int, after: bytes = b"") -> tuple[list[Entry], bytes | None]:
+        """Return up to ``limit`` entries behind the name ``after``, sorted by bytes; and the last one's name if there are more.
 
         Holds no more than that, however many the directory has. Names that vanish meanwhile are left out.
         """
@@ -103,7 +105,33 @@ class Tree:
             for name in kept[:limit]:
                 with contextlib.suppress(FileNotFoundError):
                     entries.append(_entry(name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
-        return entries, len(kept) > limit
+        return entries, kept[limit - 1] if len(kept) > limit else None
+
+    def find(
+        self,
+        parts: Parts,
+        *,
+        limit: int,
+        after: bytes = b"",
+        meant: Callable[[tuple[bytes, ...]], bool],
+        names: int = MAX_NAMES,
+    ) -> tuple[list[Entry], bytes | None]:
+        """Return up to ``limit`` entries in and below a directory whose path from there is ``meant``, behind the path ``after``,
+        in the order of paths; and, if there may be more, the path behind which. Names are such paths. names: see ``Budget``."""
+        entries: list[Entry] = []
+        budget, last = Budget(names), None
+        for found in self.walk(parts, after=after.split(b"/") if after else (), budget=budget):
+            if meant(found.path):
+                if len(entries) == limit:
+                    return entries, last
+                entries.append(_entry(b"/".join(found.path), found.state))
+            last = b"/".join(found.path)
+        return entries, last if budget.spent else None
+
+    def walk(self, parts: Parts, *, after: Parts = (), budget: Budget) -> Iterator[Found]:
+        """Yield what is in a directory and below it, see ``walking.walk``."""
+        with confine.found(self.root, parts, directory=True) as handle, confine.scanning(handle) as directory:
+            yield from walk(directory, budget, after=after)
 
     # --- making -----------------------------------------------------------------------------------------------------
 
@@ -128,16 +156,45 @@ class Tree:
             if not self._make(parent, parts[-1]):
                 raise FileExists("There is something of this name already.")
 
-    def copy(self, source: Parts, target: Parts, *, limit: int, overwrite: bool = False) -> Stored:
-        """Copy a plain file of at most ``limit`` bytes, as it was long when it was opened; parents are made."""
-        with self.reading(source) as (descriptor, state), self.upload(target, limit=limit) as upload:
-            left = state.st_size
+    def copy(self, source: Parts, target: Parts, *, limit: int, overwrite: bool = False) -> None:
+        """Copy a plain file, or a directory with all that is in it, of at most ``limit`` bytes; parents are made.
+
+        It appears whole. Raises FileExists, BodyTooLarge.
+        """
+        with confine.found(self.root, source) as handle:
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
+                if tuple(target[: len(source)]) == tuple(source):
+                    raise InvalidRequest("A directory cannot be copied to itself or below itself.")
+                self._copy_directory(handle, target, limit, overwrite)
+            else:
+                self._copy_file(handle, target, limit, overwrite)
+
+    def _copy_file(self, handle: int, target: Parts, limit: int, overwrite: bool) -> None:
+        with confine.reading(handle) as descriptor, self.upload(target, limit=limit) as upload:
+            left = os.fstat(descriptor).st_size
             if left > limit:
                 raise _too_large(limit)
             while left and (chunk := os.read(descriptor, min(left, COPY_BYTES))):
                 upload.write(chunk)
                 left -= len(chunk)
-            return upload.commit(overwrite=overwrite)
+            upload.commit(overwrite=overwrite)
+
+    def _copy_directory(self, handle: int, target: Parts, limit: int, overwrite: bool) -> None:
+        staged = secrets.token_hex(16).encode()
+        with self._parent(target, make=True) as parent, confine.scanning(handle) as source:
+            os.mkdir(staged, 0o700, dir_fd=self.staging)
+            try:
+                made = os.open(staged, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
+                try:
+                    Copying(limit, self._give, self.uid, self.gid).directory(source, made)
+                    self._give(made, stat.S_IMODE(os.fstat(source).st_mode) & 0o777)
+                finally:
+                    os.close(made)
+                self._rename(self.staging, staged, parent, target[-1], overwrite=overwrite)
+                _sync(parent)
+            except BaseException:
+                self.dispose(staged)
+                raise
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
@@ -250,6 +307,8 @@ class Tree:
         except OSError as error:
             if isinstance(error, FileExistsError | IsADirectoryError) or error.errno == errno.ENOTEMPTY:
                 raise FileExists("There is something of this name already.") from error
+            if error.errno == errno.EINVAL:
+                raise InvalidRequest("A directory cannot be moved below itself.") from error
             raise
 
 

@@ -9,12 +9,13 @@ from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from interpreter import wire, wire_files
-from interpreter.errors import ServiceError
+from interpreter.errors import InvalidRequest, ServiceError
 from interpreter.files.errors import NoSuchFile
 from interpreter.files.incoming import Incoming
-from interpreter.files.names import parts_of, shown
+from interpreter.files.names import parts_of, parts_of_text, shown
 from interpreter.files.service import OpenFile
 from interpreter.files.tree import Entry, Parts, Tree
+from interpreter.files.walking import matcher
 from interpreter.http import conditions, files_reading
 from interpreter.http.base import ApiHandler, Route
 from interpreter.http.conditions import Version
@@ -42,14 +43,13 @@ class FileHandler(ApiHandler):
         """Send a file, or list a directory."""
         given = self._given_path()
         parts = parts_of(given, directory=True)
-        after = unquote_to_bytes(query.after or "")
 
         def look(tree: Tree) -> OpenFile | bytes:
             if not tree.stat(parts).is_dir:
                 if given.endswith("/"):
                     raise NoSuchFile("A part of the path is no directory.")
                 return _opened(tree, parts)
-            return listing(parts, *tree.list(parts, limit=query.limit, after=after))
+            return listing(tree, parts, query)
 
         found = await self.api.service.files.read(Key.of(scope, query.session), look)
         if isinstance(found, bytes):
@@ -79,6 +79,32 @@ class FileHandler(ApiHandler):
         parts = parts_of(self._given_path(), directory=True)
         await self.api.service.files.remove(Key.of(scope, query.session), parts)
         self.send({"removed": 1})
+
+    async def on_post(self, scope: str, _path: str, query: wire_files.ChangeQuery, _body: wire.NoBody) -> None:
+        """Make a directory, or move, copy or change an entry."""
+        files, key, parts = (
+            self.api.service.files,
+            Key.of(scope, query.session),
+            parts_of(self._given_path(), directory=True),
+        )
+        wanted = {"move": ("to", "overwrite"), "copy": ("to", "overwrite"), "chmod": ("mode",)}.get(query.op, ())
+        for name, value in (("to", query.to), ("mode", query.mode), ("overwrite", query.overwrite or None)):
+            if value is not None and name not in wanted:
+                raise InvalidRequest(f"{name} does not go with `{query.op}`.")
+        to = parts if query.to is None else parts_of_text(query.to)
+        if query.op == "mkdir":
+            await files.write(key, lambda tree: tree.mkdir(parts))
+        elif query.op == "chmod":
+            mode = int(_needed("mode", query.mode), 8)
+            await files.read(key, lambda tree: tree.chmod(parts, mode))
+        elif query.op == "move":
+            _needed("to", query.to)
+            await files.read(key, lambda tree: tree.move(parts, to, overwrite=query.overwrite))
+        else:
+            _needed("to", query.to)
+            limit = self.api.limits.max_upload_bytes
+            await files.read(key, lambda tree: tree.copy(parts, to, limit=limit, overwrite=query.overwrite))
+        self.send({"path": shown(b"/".join(to))[0]})
 
     # --- the body of an upload --------------------------------------------------------------------------------------
 
@@ -150,13 +176,18 @@ class FileHandler(ApiHandler):
         return "".join(char if char < "\x80" else f"%{ord(char):02X}" for char in sent)
 
 
-def listing(parts: Parts, entries: list[Entry], more: bool) -> bytes:
-    """Return the JSON of a listing."""
+def listing(tree: Tree, parts: Parts, query: wire_files.ListingQuery) -> bytes:
+    """Return the JSON of a listing. Blocks."""
+    after = unquote_to_bytes(query.after or "")
+    if query.recursive or query.glob is not None:
+        entries, following = tree.find(parts, limit=query.limit, after=after, meant=matcher(query.glob or "**"))
+    else:
+        entries, following = tree.entries(parts, limit=query.limit, after=after)
     answer = {
         "path": shown(b"/".join(parts))[0],
         "entries": [_described(entry) for entry in entries],
-        "truncated": more,
-        "next": quote_from_bytes(entries[-1].name) if more and entries else None,
+        "truncated": following is not None,
+        "next": None if following is None else quote_from_bytes(following),
     }
     return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -170,6 +201,12 @@ def _described(entry: Entry) -> dict[str, Any]:
         "mod_time": f"{conditions.moment(entry.modified_ns / 1e9):%Y-%m-%dT%H:%M:%SZ}",
     }
     return described if raw is None else {**described, "raw": raw}
+
+
+def _needed(name: str, value: str | None) -> str:
+    if value is None:
+        raise InvalidRequest(f"{name} is required.")
+    return value
 
 
 def _opened(tree: Tree, parts: Parts) -> OpenFile:

@@ -241,6 +241,13 @@ ROUTES: tuple[Route, ...] = (
                 errors=_STORING,
                 example=_FILE,
             ),
+            "POST": Operation(
+                "Make a directory, or move, copy or change the mode of a file or directory, as `op` says.",
+                answer=wire_files.Changed,
+                query=wire_files.ChangeQuery,
+                errors=(*_REFUSED, file_errors.FileExists, errors.SingleTenant, errors.StorageFailed),
+                example=_FILE | {"op": "copy", "to": "data/out.csv"},
+            ),
             "DELETE": Operation(
                 "Remove a file, or a directory with all that is in it.",
                 answer=wire_files.FilesRemoved,

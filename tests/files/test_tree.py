@@ -105,7 +105,7 @@ def test_links_that_leave_are_refused_at_leaf_and_parent(
         lambda: get(tree, b"parent", b"secret"),
         lambda: put(tree, b"parent", b"secret"),
         lambda: put(tree, b"parent", b"deep", b"er"),
-        lambda: tree.list([b"parent"], limit=9),
+        lambda: tree.entries([b"parent"], limit=9),
         lambda: tree.stat([b"leaf"]),
         lambda: tree.chmod([b"leaf"], 0o777),
         lambda: tree.take_away([b"parent", b"secret"]),
@@ -179,10 +179,10 @@ def test_a_listing_is_sorted_cut_and_goes_on_behind_a_name(tree: Tree, workspace
     names = [b".a", b"B", b"a", b"b c", "\u00e9".encode(), b"\xff"]
     for name in names:
         (workspace / os.fsdecode(name)).write_bytes(name)
-    first, more = tree.list([], limit=4)
-    rest, end = tree.list([], limit=4, after=first[-1].name)
+    first, more = tree.entries([], limit=4)
+    rest, end = tree.entries([], limit=4, after=first[-1].name)
     assert [entry.name for entry in first + rest] == sorted(names)
-    assert (more, end) == (True, False)
+    assert (more, end) == (b"b c", None)
     assert [entry.size for entry in first] == [len(entry.name) for entry in first]
 
 
@@ -244,7 +244,8 @@ def test_a_move_takes_the_entry_itself_and_replaces_only_when_told(tree: Tree, w
 
 def test_a_copy_is_another_file(tree: Tree, workspace: Path) -> None:
     put(tree, b"f", data=b"x" * 3000)
-    assert tree.copy([b"f"], [b"d", b"g"], limit=MIB).size == 3000
+    tree.copy([b"f"], [b"d", b"g"], limit=MIB)
+    assert len(get(tree, b"d", b"g")) == 3000
     with pytest.raises(FileExists):
         tree.copy([b"f"], [b"d", b"g"], limit=MIB)
     assert (workspace / "d/g").read_bytes() == b"x" * 3000
@@ -331,7 +332,7 @@ def test_no_byte_comes_from_or_goes_outside_while_names_are_exchanged(
                 make()
 
     def list_() -> None:
-        listed.update(entry.name for entry in tree.list([b"x"], limit=9)[0])
+        listed.update(entry.name for entry in tree.entries([b"x"], limit=9)[0])
 
     looks: list[Callable[[], object]] = [lambda: read.add(get(tree, *parts)), list_]
     changes: list[Callable[[], object]] = [

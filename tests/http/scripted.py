@@ -34,7 +34,8 @@ TIMESTAMP = "2026-10-16T10:00:00Z"
 class ScriptedService(Interpreter):
     """Ends each execution at once with ``42``, unless told otherwise.
 
-    files: of a data root of its own. fail: raised by every call instead. hold: executions do not end by themselves. requests: what came. cancelled: ids.
+    files: of a data root of its own.
+    fail: raised by every call instead. hold: executions do not end by themselves. requests: what came. cancelled: ids.
     """
 
     def __init__(self, root: Path) -> None:

@@ -303,6 +303,63 @@ async def test_refusals_leave_no_descriptor(served: Served):
     await until(lambda: descriptors() <= before)
 
 
+async def post(served: Served, path: str, query: str) -> Reply:
+    return await served.call("POST", f"{AT}{path}?{query}", b"")
+
+
+async def test_directories_are_made_and_entries_moved_copied_and_changed(served: Served):
+    assert (await post(served, "d/e", "op=mkdir")).json == {"path": "d/e"}
+    assert (await post(served, "d/e", "op=mkdir")).code == "file_exists"
+    await put(served, "f")
+    assert (await post(served, "f", "op=move&to=d/e/a%20b")).json == {"path": "d/e/a b"}
+    assert (await post(served, "d", "op=copy&to=new/d")).status == 200
+    assert (await get(served, "new/d/e/a%20b")).body == (await get(served, "d/e/a%20b")).body == TEXT
+    await put(served, "f", b"other")
+    for op in ("move", "copy"):
+        assert (await post(served, "f", f"op={op}&to=d/e/a%20b")).code == "file_exists"
+    assert (await post(served, "f", "op=copy&to=d/e/a%20b&overwrite=true")).status == 200
+    assert (await get(served, "d/e/a%20b")).body == b"other"
+    assert (await post(served, "f", "op=chmod&mode=600")).status == 200
+    assert (workspace(served) / "f").stat().st_mode & 0o7777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "op=rm",
+        "op=move",
+        "op=copy&to=",
+        "op=move&to=../x",
+        "op=move&to=/x",
+        "op=chmod",
+        "op=chmod&mode=4755",
+        "op=chmod&mode=9",
+        "op=mkdir&to=x",
+        "op=mkdir&overwrite=true",
+        "op=move&to=f",
+        "op=move&to=f/x",
+    ],
+)
+async def test_a_change_that_is_malformed_is_400(served: Served, query):
+    await put(served, "f")
+    assert (await post(served, "f", query)).code in ("invalid_request", "unknown_field")
+    assert await names(served) == ["f"]
+
+
+async def test_what_is_below_a_directory_is_listed_with_paths(served: Served):
+    for name in ("d/a.csv", "d/e/b.csv", "d/e/%FF"):
+        await put(served, name)
+    page = (await get(served, "d?recursive=true")).json
+    assert [entry["name"] for entry in page["entries"]] == ["a.csv", "e", "e/b.csv", "e/�"]
+    assert page["entries"][3]["raw"] == "e/%FF"
+    page = (await get(served, "?glob=**/*.csv&limit=1")).json
+    assert ([entry["name"] for entry in page["entries"]], page["truncated"]) == (["d/a.csv"], True)
+    page = (await get(served, f"?glob=**/*.csv&limit=1&after={page['next']}")).json
+    assert [entry["name"] for entry in page["entries"]] == ["d/e/b.csv"]
+    assert (await get(served, "?glob=/x")).code == "invalid_request"
+
+
 # --- uploads that do not go well ------------------------------------------------------------------------------------
 
 
