@@ -15,6 +15,7 @@ import fcntl
 import os
 import platform
 import termios
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from .language import Ask, Cell, Error
 _SOON_S = 0.02
 _LATEST_S = 0.1
 _SLOWER = 1.2
+_SHARE = 20
+"""Times as long as a look took until the next one: a cell may have thousands of threads."""
 
 _READ_CALLS = {"x86_64": (0, 19), "aarch64": (63, 65), "riscv64": (63, 65)}
 _EPOLL_CALLS = {"x86_64": (232, 281, 441), "aarch64": (22, 441), "riscv64": (22, 441)}
@@ -65,7 +68,9 @@ class AskedInput:
         while True:
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * _SLOWER, _LATEST_S)
+            began = time.monotonic()
             waiting = _waiting(self._root(), self._pipe)
+            delay_s = max(delay_s, _SHARE * (time.monotonic() - began))
             if waiting is not None and not self._unread():
                 await self._give((await self._ask(waiting)).encode("utf-8", "replace") + b"\n")
                 delay_s = _SOON_S

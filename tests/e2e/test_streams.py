@@ -70,6 +70,22 @@ clear_output(wait=True)
     assert failed[-2]["name"] == "ZeroDivisionError"
 
 
+def test_text_displays_and_results_come_in_the_order_of_the_code(cellbox: Cellbox, scope: str) -> None:
+    code = """
+from IPython.display import display
+for n in range(200):
+    print(f"t{n}", flush=True)
+    display({"text/plain": f"d{n}"}, raw=True)
+print("last")
+200"""
+    words: list[str] = []
+    for event in events(cellbox, scope=scope, code=code, stateful=True):
+        words += event["text"].split() if event["type"] == "stdout" else [event.get("data", {}).get("text/plain")]
+    shown = [f"d{n}" for n in range(200)]
+    assert [word for word in words if word] == [f"{kind}{n}" for n in range(200) for kind in "td"] + ["last", "200"]
+    assert [result["data"]["text/plain"] for result in cellbox.cell(code, scope=scope)["results"]] == [*shown, "200"]
+
+
 def test_a_detached_execution_is_followed_and_fetched_later(cellbox: Cellbox, scope: str) -> None:
     taken = cellbox.post(
         scope=scope, language="python", code="import time; print(1, flush=True); time.sleep(0.2); print(2)", detach=True
@@ -144,8 +160,8 @@ def test_input_is_asked_for_and_answered(cellbox: Cellbox, scope: str) -> None:
 ASKING = {
     "bash": ('read -sp "word? " word; echo "$word"; head -n 1', [("word? ", True), ("", False)]),
     "node": (
-        "const lines = require('readline').createInterface(process.stdin)[Symbol.asyncIterator]()\n"
-        "for (let n = 0; n < 2; n += 1) console.log((await lines.next()).value)",
+        "const lines = require('readline').createInterface(process.stdin)\nlet n = 0\n"
+        "for await (const line of lines) { console.log(line); if (++n == 2) lines.close() }",
         [("", False)] * 2,
     ),
 }

@@ -36,8 +36,8 @@ class Client:
         self.others: list[dict] = []
         """Messages on iopub that were of another request than the one waited for."""
 
-    def begin(self, code: str, **options) -> str:
-        return self.client.execute(code, allow_stdin=False, **options)
+    def begin(self, code: str, *, allow_stdin: bool = False, **options) -> str:
+        return self.client.execute(code, allow_stdin=allow_stdin, **options)
 
     def end(self, request: str) -> tuple[dict, list[tuple[str, dict]]]:
         """The reply's content and the messages on iopub, up to idle."""
@@ -450,3 +450,28 @@ def _group(pid):
         state, _, group = file.read().rpartition(")")[2].split()[:3]
         return group if state != "Z" else ""  # ended; who is to reap it is none of ours
     return ""
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "prompt"),
+    [
+        ("bash", "read -p 'name? ' x; echo \"$x\"", "name? "),
+        (
+            "node",
+            "const b = Buffer.alloc(9); process.stdout.write(b.subarray(0, require('fs').readSync(0, b))); undefined",
+            "",
+        ),
+    ],
+)
+def test_input_is_asked_for(language, code, prompt, folder):
+    with connected(language, folder) as client:
+        request = client.begin(code, allow_stdin=True)
+        asked = client.client.get_stdin_msg(timeout=PATIENCE_S)
+        assert asked["parent_header"]["msg_id"] == request
+        assert asked["content"] == {"prompt": prompt, "password": False}
+        client.client.input("Ada")
+        reply, messages = client.end(request)
+    assert (reply["status"], "".join(content["text"] for kind, content in messages if kind == "stream")) == (
+        "ok",
+        "Ada\n",
+    )

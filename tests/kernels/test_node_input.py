@@ -38,7 +38,8 @@ async def test_readline_asks_for_each_line_and_for_no_more_than_are_wanted(askin
         "const {readSync} = require('fs'); const b = Buffer.alloc(99); console.log(b.toString('utf8', 0, readSync(0, b) - 1))",
         "process.stdin.once('data', (data) => { process.stdin.pause(); process.stdout.write(data); done(); });"
         "let done; await new Promise((resolve) => { done = resolve; })",
-        "for await (const line of require('readline').createInterface(process.stdin)) { console.log(line); break; }",
+        "const lines = require('readline').createInterface(process.stdin);"
+        "for await (const line of lines) { console.log(line); lines.close(); }",
         "require('child_process').execFileSync('head', ['-n1'], {stdio: 'inherit'}) && 0",
         "require('child_process').execFileSync('node', ['-e', 'process.stdin.once(\"data\", (d) => {"
         " process.stdout.write(d); process.exit(); })'], {stdio: 'inherit'}) && 0",

@@ -39,6 +39,7 @@ from . import scripts
 _PR_SET_PDEATHSIG = 1
 _MOST_ANSWER = 64 * 2**20
 _MOST_LINE = 8192
+_MOST_DIGITS = 16
 
 _ANSWER_S = 5.0
 """For lines of ours, which take milliseconds, unless a trap on DEBUG that they inherit takes its time."""
@@ -349,7 +350,7 @@ class Shell:
                     self._show(int(number), self._folder / os.fsdecode(copy), name.decode("utf-8", "replace"))
                     with contextlib.suppress(BlockingIOError):  # full: nobody waits
                         os.write(self._shown, b".")
-                case [b"prompt", pid, secret, text] if pid.isdigit():
+                case [b"prompt", pid, secret, text] if pid.isdigit() and len(pid) < _MOST_DIGITS:
                     self._prompt(int(pid), text.decode("utf-8", "replace"), secret == b"1")
 
     def _reap(self) -> None:
