@@ -30,15 +30,15 @@ exit codes:
   `cellbox exec` has the exit code of the code, or 125 where it could not be run to an end
 """
 
-COMMANDS = ("serve", "config", "stop", "doctor", "smoke", "image", "exec", "repl", "run", "files", "ps")
+COMMANDS = ("serve", "config", "stop", "doctor", "smoke", "image", "exec", "repl", "run", "files", "ps", "completion")
 _SERVER_PACKAGES = ("docker", "msgspec", "tornado")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (the process's own if None) and return its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     if arguments.command is None:
-        _parser().print_help()
+        parser().print_help()
         return WRONG
     try:
         command = importlib.import_module(f"interpreter.cli.{arguments.command}")
@@ -60,16 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    made = argparse.ArgumentParser(
         prog="cellbox",
         description="A stateful code interpreter for AI agents: Python, Node and Bash in a sandbox per conversation.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"cellbox {interpreter.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join(COMMANDS)}}}")
+    made.add_argument("--version", action="version", version=f"cellbox {interpreter.__version__}")
+    commands = made.add_subparsers(dest="command", metavar=f"{{{','.join(COMMANDS)}}}")
     commands.add_parser(
         "serve",
         help="start the service",
@@ -136,4 +137,4 @@ def _parser() -> argparse.ArgumentParser:
     load = actions.add_parser("load", help="take it from a file", allow_abbrev=False)
     load.add_argument("file", help="that `cellbox image save` or `docker save` has written")
     add_commands(commands)
-    return parser
+    return made

@@ -25,6 +25,13 @@ def add_commands(commands: Any) -> None:
         "cellbox ps\ncellbox ps ada --json",
     )
     ps.add_argument("scope", nargs="?", help="of this scope only")
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes commands and options in a shell",
+        description="Print a script for a shell. In ~/.bashrc: source <(cellbox completion bash)",
+        allow_abbrev=False,
+    )
+    completion.add_argument("shell", choices=["bash"], help="which")
 
 
 def _add_exec(commands: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -257,6 +258,28 @@ def test_files_are_put_listed_got_and_removed(run: Run, tmp_path: Path) -> None:
     gone = run("files", "get", *where, "in/b", "c")
     assert (gone.returncode, "Traceback" in gone.stderr, (tmp_path / "c").exists()) == (1, False, False)
     assert run("files", "put", *where, "missing").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["ex"], {"exec"}),
+        (["files", "p"], {"put"}),
+        (["files", "put", "--s"], {"--session"}),
+        (["exec", "-s", "ada/chat1", "--la"], {"--language"}),
+        (["exec", "--zz"], set()),
+        (["completion", ""], {"bash"}),
+    ],
+)
+def test_a_shell_completes_commands_and_options(words: list[str], offered: set[str]) -> None:
+    script = subprocess.run(
+        [sys.executable, "-m", "interpreter", "completion", "bash"], capture_output=True, text=True, check=True
+    ).stdout
+    listed = " ".join(map(shlex.quote, ["cellbox", *words]))
+    asked = f'COMP_WORDS=({listed}); COMP_CWORD={len(words)}; _cellbox; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)
+    found = {word for word in done.stdout.split() if word != "--help"}
+    assert (found, done.stderr) == (offered, "")
 
 
 def test_a_command_finds_the_service_of_this_machine_without_being_told(cellbox: Cellbox) -> None:
