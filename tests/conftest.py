@@ -45,6 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(inspect.unwrap(item.obj)):
             item.fixturenames.insert(0, "no_task_left")
+    scheduling.take_long_first(config, items)
     scheduling.tell_what_runs_alone(config, items)
 
 

@@ -1,4 +1,6 @@
-"""How tests are shared out between processes: whole files, and what is marked ``alone`` at the end, when nothing else runs.
+"""How tests are shared out between processes: whole files, on each backend, those that take long first.
+
+What is marked ``alone`` comes at the end, when nothing else runs.
 
 Tests that judge how long something took, or use the machine up, are marked so. One of the processes has them all.
 """
@@ -14,6 +16,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 _ALONE = "alone"
+_TAKE_LONG = ("e2e", "contracts", "cli", "backends", "delivery", "image", "kernels", "runtime")
 
 
 def tell_what_runs_alone(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -22,6 +25,13 @@ def tell_what_runs_alone(config: pytest.Config, items: list[pytest.Item]) -> Non
     if given is not None and given["workerid"] == "gw0":
         alone = [item.nodeid for item in items if item.get_closest_marker("alone") is not None]
         _told(given).write_text(json.dumps(alone))
+
+
+def take_long_first(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a process that runs tests for another: what begins late should take little, so that all end at the same time."""
+    if hasattr(config, "workerinput"):
+        places = {name: place for place, name in enumerate(_TAKE_LONG)}
+        items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)) if "/" in item.nodeid else 0)
 
 
 def shorten_directory(config: pytest.Config) -> None:
@@ -36,7 +46,7 @@ def _told(given: dict[str, str]) -> Path:
 
 
 class Scheduling(LoadScopeScheduling):
-    """Files by their number of tests, the largest first. The process that is left over in the end runs what runs alone."""
+    """In the order of collection. The process that is left over in the end runs what runs alone."""
 
     _alone: frozenset[str] = frozenset()
 
@@ -45,6 +55,7 @@ class Scheduling(LoadScopeScheduling):
             told = _told(self.nodes[0].workerinput)
             self._alone = frozenset(json.loads(told.read_text()))
             told.unlink()
+            self.config.option.loadscopereorder = False
         super().schedule()
 
     def remove_node(self, node: WorkerController) -> str | None:
@@ -54,7 +65,8 @@ class Scheduling(LoadScopeScheduling):
         return crashed
 
     def _split_scope(self, nodeid: str) -> str:
-        return _ALONE if nodeid in self._alone else nodeid.partition("::")[0]
+        file, _, test = nodeid.partition("::")
+        return _ALONE if nodeid in self._alone else f"{file} {'docker' in test}"
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         if _ALONE in self.workqueue:

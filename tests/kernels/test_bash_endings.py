@@ -160,6 +160,7 @@ NEEDED_BY_THE_KERNEL = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", NEEDED_BY_THE_KERNEL.values(), ids=NEEDED_BY_THE_KERNEL)
 async def test_a_shell_without_what_the_kernel_needs_is_put_right_at_once(bash, code):
     outcome = await bash(f"x=1; f() {{ echo f; }}; echo on\n{code}")
