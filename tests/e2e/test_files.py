@@ -1,0 +1,251 @@
+"""Files over HTTP and the same files inside: what is stored is met there, whose it is, and what hostile code can make of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import CONFINED, KEY, Cellbox
+
+RUNTIMES = CONFINED
+MIB = 2**20
+
+
+def url(scope: str, path: str, session: str | None = "chatA") -> str:
+    return f"/v1/files/{scope}/{path}" + (f"?session={session}" if session else "")
+
+
+def put(cellbox: Cellbox, scope: str, path: str, content: bytes, session: str | None = "chatA") -> httpx.Response:
+    return cellbox.client.put(url(scope, path, session), content=content)
+
+
+def bash(cellbox: Cellbox, scope: str, code: str, **fields: object) -> str:
+    answer = cellbox.exec(code, language="bash", scope=scope, session="chatA", **fields)
+    assert answer["exit_code"] == 0, answer
+    stdout: str = answer["stdout"]
+    return stdout
+
+
+def test_what_is_stored_is_met_inside_and_belongs_to_the_sandbox(cellbox: Cellbox, scope: str) -> None:
+    assert put(cellbox, scope, "d/in put.txt", b"hello\n").status_code == 201
+    assert cellbox.client.post(url(scope, "d/e") + "&op=mkdir").status_code == 200
+    assert cellbox.client.post(url(scope, "d") + "&op=copy&to=copied").status_code == 200
+    out = bash(
+        cellbox,
+        scope,
+        "cat 'd/in put.txt'; me=$(id -u):$(id -g); find . -mindepth 1 -printf '%U:%G %m %p\\n' | sort -k3 | sed \"s/^$me/mine/\";"
+        " echo more >> 'd/in put.txt'; mkdir d/e/f; rm -r copied",
+    )
+    assert out.splitlines() == [
+        "hello",
+        "mine 755 ./copied",
+        "mine 755 ./copied/e",
+        "mine 644 ./copied/in put.txt",
+        "mine 755 ./d",
+        "mine 755 ./d/e",
+        "mine 644 ./d/in put.txt",
+    ]
+    assert cellbox.client.get(url(scope, "d/in%20put.txt")).content == b"hello\nmore\n"
+
+
+def test_what_is_made_inside_is_sent_listed_and_deleted(cellbox: Cellbox, scope: str) -> None:
+    bash(cellbox, scope, "mkdir -p a/b; echo 1 > a/b/c; chmod 000 a/b; umask 077; echo 2 > a/d; mkfifo a/fifo")
+    listed = cellbox.client.get(url(scope, "a") + "&recursive=true").json()
+    assert [entry["name"] for entry in listed["entries"]] == ["b", "b/c", "d", "fifo"]
+    assert cellbox.client.get(url(scope, "a/b/c")).content == b"1\n"
+    assert cellbox.client.get(url(scope, "a/fifo")).json()["code"] == "not_a_regular_file"
+    assert cellbox.client.delete(url(scope, "a")).json() == {"removed": 1}
+    assert bash(cellbox, scope, "ls -A") == ""
+
+
+def test_without_a_session_files_are_those_of_the_scope(cellbox: Cellbox, scope: str) -> None:
+    assert put(cellbox, scope, "note", b"kept", session=None).status_code == 201
+    assert bash(cellbox, scope, "cat /opt/user/note; echo -n ' inside' >> /opt/user/note") == "kept"
+    assert cellbox.client.get(url(scope, "note", session=None)).content == b"kept inside"
+    assert cellbox.client.get(url(scope, "note")).status_code == 404
+
+
+def test_an_upload_starts_the_sandbox_of_its_session(cellbox: Cellbox, scope: str) -> None:
+    put(cellbox, scope, "f", b"x")
+    cellbox.wait_for(
+        lambda: (
+            [each["state"] for each in cellbox.client.get(f"/v1/scopes/{scope}/sessions").json()["sessions"]]
+            == ["idle"]
+        ),
+        within_s=20,
+    )
+
+
+def test_an_upload_is_no_more_refused_than_a_sandbox_has_room(serve, scope: str) -> None:
+    service = serve(max_sessions="1")
+    service.exec("x = 1", scope=scope, session="first", stateful=True)
+    assert put(service, scope, "f", b"x").status_code == 201
+
+
+def test_a_new_session_that_begins_with_an_upload_gets_a_spare(serve, scope: str) -> None:
+    service = serve(pool="1")
+    service.wait_for(lambda: _metric(service, 'cellbox_sandboxes{state="spare"}') == 1, within_s=30)
+    assert put(service, scope, "f", b"of the upload").status_code == 201
+    assert bash(service, scope, "cat f") == "of the upload"
+    assert "could not be given away" not in service.log
+
+
+def _metric(service: Cellbox, name: str) -> float:
+    lines = service.client.get("/metrics").text.splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)), -1)
+
+
+# --- races ----------------------------------------------------------------------------------------------------------
+
+EXCHANGING = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+os.makedirs("p/d", exist_ok=True); os.makedirs("mine", exist_ok=True)
+for name in ("p/f", "mine/f", "mine/g"): open(name, "w").write("ours")
+os.symlink({target!r}, "other")
+os.symlink({target!r} + "/f", "p/link")
+os.mkfifo("p/fifo")
+open("ready", "w").close()
+names = ["p/link", "p/fifo", "p/d"]
+n = 0
+while not os.path.exists("stop"):
+    n += 1
+    libc.renameat2(-100, b"mine", -100, b"other", 2)
+    name = names[n % 3].encode()
+    libc.renameat2(-100, b"p/f", -100, name, 2)
+    libc.renameat2(-100, b"p/f", -100, name, 2)
+"""
+
+
+@contextmanager
+def exchanging(cellbox: Cellbox, scope: str, target: Path) -> Iterator[None]:
+    """Code of the tenant that exchanges a file, and the directory of another one, with links, a FIFO and a directory."""
+
+    def run() -> None:
+        cellbox.exec(EXCHANGING.format(target=str(target)), scope=scope, session="chatA", timeout=90)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        cellbox.wait_for(lambda: cellbox.client.get(url(scope, "ready")).status_code == 200, within_s=30)
+        yield
+    finally:
+        put(cellbox, scope, "stop", b"")
+        thread.join()
+
+
+@pytest.mark.parametrize("rounds", [150, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_whatever_is_exchanged_nothing_outside_is_read_written_listed_or_deleted(
+    cellbox: Cellbox, scope: str, tmp_path: Path, rounds: int
+) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / "f").write_text("of the host")
+    (tmp_path / "secret-name").write_text("of the host")
+    seen: set[int] = set()
+    put(cellbox, scope, "seed", b"")
+    left = rounds
+    while left:
+        with exchanging(cellbox, scope, tmp_path):
+            until = time.monotonic() + 60
+            while left and time.monotonic() < until:
+                left -= 1
+                for path in ("p/f", "mine/f"):
+                    got = cellbox.client.get(url(scope, path))
+                    assert got.status_code in (200, 403, 404, 409), got.text
+                    assert b"of the host" not in got.content
+                    seen.add(got.status_code)
+                assert b"secret-name" not in cellbox.client.get(url(scope, "mine")).content
+                assert b"secret-name" not in cellbox.client.get(url(scope, "") + "&recursive=true").content
+                assert put(cellbox, scope, "mine/g", b"ours").status_code in (200, 201, 403, 404, 409)
+                assert cellbox.client.delete(url(scope, "mine/f")).status_code in (200, 403, 404, 409)
+                assert put(cellbox, scope, "mine/f", b"ours").status_code in (200, 201, 403, 404, 409)
+        cellbox.client.delete(url(scope, "stop"))
+        bash(cellbox, scope, "rm -rf p mine other ready")
+    assert sorted(os.listdir(tmp_path)) == ["f", "secret-name"]
+    assert (tmp_path / "f").read_text() == "of the host"
+    assert len(seen) > 1, "nothing was exchanged"
+
+
+# --- size -----------------------------------------------------------------------------------------------------------
+
+
+def curl(*words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["curl", "-sS", "-H", f"X-API-Key: {KEY}", *words], capture_output=True, check=False, timeout=600
+    )
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("mib", [64, pytest.param(2047, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_large_files_go_up_and_down_and_are_resumed_while_others_are_served(
+    cellbox: Cellbox, scope: str, tmp_path: Path, mib: int
+) -> None:
+    large, got = tmp_path / "large", tmp_path / "got"
+    with large.open("wb") as file:
+        for _ in range(mib):
+            file.write(os.urandom(MIB))
+    where = cellbox.url + url(scope, "large", session=None)
+    cellbox.cell("1", scope=scope, session="other")
+    times: list[float] = []
+    stop = threading.Event()
+
+    def others() -> None:
+        with httpx.Client(base_url=cellbox.url, headers={"X-API-Key": KEY}, timeout=60) as client:
+            body = {"scope": scope, "session": "other", "language": "python", "stateful": True, "code": "1 + 1"}
+            while not stop.is_set():
+                begun = time.monotonic()
+                assert client.post("/v1/exec", json=body).json()["status"] == "ok"
+                times.append(time.monotonic() - begun)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        with large.open("rb") as file:  # cut half-way
+            cut = subprocess.Popen(["curl", "-sS", "-H", f"X-API-Key: {KEY}", "-T", "-", where], stdin=subprocess.PIPE)
+            assert cut.stdin is not None
+            shutil.copyfileobj(_Half(file, mib * MIB // 2), cut.stdin)
+            cut.kill()
+            cut.communicate()
+        assert cellbox.client.get(url(scope, "large", session=None)).status_code == 404
+        assert curl("-T", str(large), where).returncode == 0
+        part = cellbox.client.get(url(scope, "large", session=None), headers={"Range": f"bytes=0-{mib * MIB // 3}"})
+        got.write_bytes(part.content)
+        assert curl("-C", "-", "-o", str(got), where).returncode == 0
+        assert sha256(got) == sha256(large)
+    finally:
+        stop.set()
+        thread.join()
+    assert statistics.median(times) < 0.2
+    status = Path(f"/proc/{cellbox.process.pid}/status").read_text()
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    assert peak < 150 * 1024, f"{peak} KiB"
+
+
+class _Half:
+    """The first bytes of a file."""
+
+    def __init__(self, file, size: int) -> None:
+        self._file = file
+        self._left = size
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data
