@@ -50,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
     }
     | LEAVES,
     "interpreter.removal": {"interpreter.executions", "interpreter.sandboxes", "interpreter.scopes"} | LEAVES,
-    "interpreter.client": {"interpreter.wire", "interpreter.languages", "interpreter"},
+    "interpreter.client": {"interpreter.wire", "interpreter.wire_files", "interpreter.languages", "interpreter"},
     "interpreter.backends": {"sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
     "interpreter.backends.base": set(),
     "interpreter.executions.jsontext": set(),
@@ -230,7 +230,12 @@ def test_every_task_has_an_owner() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", ["interpreter.wire", "interpreter.languages"])
+LIGHT = ["interpreter.wire", "interpreter.wire_files", "interpreter.languages"]
+
+
+@pytest.mark.parametrize(
+    "name", [*LIGHT, *(name for name in modules("interpreter") if name.startswith("interpreter.client"))]
+)
 def test_what_the_light_client_uses_needs_nothing_of_the_service(name: str) -> None:
     """``pip install cellbox`` alone brings what the models of the wire need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

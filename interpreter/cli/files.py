@@ -35,7 +35,7 @@ def _ls(files: Files, arguments: argparse.Namespace) -> Any:
     if not arguments.json:
         for each in found:
             print(
-                f"{'' if each.is_dir else each.size:>12}  {each.mod_time or '':20}  {each.name}{'/' if each.is_dir else ''}"
+                f"{'' if each.is_dir else each.size:>12}  {each.mod_time:20}  {each.name}{'/' if each.is_dir else ''}"
             )
     return [each.model_dump() for each in found]
 

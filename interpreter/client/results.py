@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from pydantic import ConfigDict
 
-from interpreter import wire
+from interpreter import wire, wire_files
 from interpreter.client.errors import ExecutionFailed
 
 _NEVER_SHOWN = {"application/javascript", "text/javascript"}
@@ -95,14 +95,8 @@ class Execution(wire.AnswerModel):
     result: Result | None = None
 
 
-class FileEntry(wire.AnswerModel):
-    """An entry of a directory. raw: percent-encoded name, where the name is not UTF-8."""
-
-    name: str
-    is_dir: bool
-    size: int = 0
-    mod_time: str | None = None
-    raw: str | None = None
+class FileEntry(wire_files.Entry):
+    """An entry of a directory."""
 
     @property
     def part(self) -> str:
@@ -110,12 +104,8 @@ class FileEntry(wire.AnswerModel):
         return self.name if self.raw is None else unquote(self.raw, errors="surrogateescape")
 
 
-class StoredFile(wire.AnswerModel):
+class StoredFile(wire_files.StoredFile):
     """A file that was stored."""
-
-    path: str
-    size: int
-    sha256: str
 
 
 def png(data: dict[str, Any]) -> bytes | None:

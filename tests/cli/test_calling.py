@@ -243,6 +243,13 @@ def test_run_ends_at_a_cell_that_fails_and_writes_what_came(run: Run, tmp_path: 
     assert run("run", "none.ipynb").stderr == "invalid_request: none.ipynb is no notebook of version 4.\n"
 
 
+def test_the_light_distribution_has_what_these_commands_need() -> None:
+    parts = [f"interpreter.cli.{name}" for name in ("exec", "repl", "run", "files", "ps", "completion")]
+    code = f"import sys; sys.modules |= dict.fromkeys(['docker', 'msgspec', 'tornado', 'nbconvert']); import {', '.join(parts)}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_files_are_put_listed_got_and_removed(run: Run, tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("n\n1\n")
     where = ("-s", "ada/files")
