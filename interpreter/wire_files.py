@@ -39,6 +39,9 @@ class ListingQuery(FileQuery):
         default=None,
         description="Only what this pattern means, from the listed directory on: `*.csv` is in it, `**/*.csv` also below.",
     )
+    archive: Literal["tar.gz", "zip"] | None = Field(
+        default=None, description="Send the directory with all that is in it as one file instead."
+    )
     after: str | None = Field(default=None, description="The `next` of the answer before, as it was given.")
 
 

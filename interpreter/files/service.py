@@ -12,7 +12,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -75,6 +75,20 @@ class Files:
         """Return what ``work`` returns for the directory of ``key``, which is made at need. Raises SingleTenant."""
         await self._make(key)
         return await self.read(key, work)
+
+    async def stream(self, key: Key, work: Callable[[Tree], Iterator[bytes]]) -> AsyncGenerator[bytes, None]:
+        """Yield the blocks that ``work`` yields for the directory of ``key``, each made in a thread. To be closed."""
+
+        def opened() -> Generator[bytes, None, None]:
+            with contextlib.closing(self._tree(key)) as tree:
+                yield from work(tree)
+
+        blocks = opened()
+        try:
+            while (block := await self._begin(lambda: next(blocks, None))) is not None:
+                yield block
+        finally:
+            await self._begin(blocks.close)
 
     async def upload(self, key: Key, parts: Parts, *, limit: int) -> Incoming:
         """Begin to store a file of at most ``limit`` bytes; the caller discards it in any case. Raises TooManyUploads."""

@@ -43,6 +43,10 @@ class FileHandler(ApiHandler):
         """Send a file, or list a directory."""
         given = self._given_path()
         parts = parts_of(given, directory=True)
+        key = Key.of(scope, query.session)
+        if query.archive is not None:
+            await files_reading.send_archive(self, key, parts, query.archive)
+            return
 
         def look(tree: Tree) -> OpenFile | bytes:
             if not tree.stat(parts).is_dir:
@@ -51,7 +55,7 @@ class FileHandler(ApiHandler):
                 return _opened(tree, parts)
             return listing(tree, parts, query)
 
-        found = await self.api.service.files.read(Key.of(scope, query.session), look)
+        found = await self.api.service.files.read(key, look)
         if isinstance(found, bytes):
             self.send(found)
         else:

@@ -1,4 +1,4 @@
-"""Sending a file: as an attachment, whole or in ranges, at the pace of its reader.
+"""Sending a file, or a directory as an archive: as an attachment, at the pace of its reader; a file whole or in ranges.
 
 Promises: never more than the size at opening; a file that shrinks meanwhile ends the connection, so that a part is never
 taken for the whole; one block at a time is in memory, and what is read blocks a thread, not the loop; the descriptor is closed.
@@ -6,6 +6,8 @@ taken for the whole; one block at a time is in memory, and what is read blocks a
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -13,12 +15,18 @@ from urllib.parse import quote
 
 from tornado.iostream import StreamClosedError
 
-from interpreter.errors import BodyTooLarge
+from interpreter.errors import BodyTooLarge, ServiceError
+from interpreter.files import archive
+from interpreter.files.archive import Kind, Shrunk
 from interpreter.files.names import shown
 from interpreter.files.service import OpenFile
+from interpreter.files.tree import Parts
 from interpreter.http import conditions
 from interpreter.http.base import ApiHandler
 from interpreter.http.conditions import Version
+from interpreter.keys import Key
+
+log = logging.getLogger("cellbox.http")
 
 BLOCK_BYTES = 512 * 1024
 
@@ -44,6 +52,30 @@ async def send(handler: ApiHandler, file: OpenFile, *, limit: int) -> None:
         os.close(file.descriptor)
 
 
+async def send_archive(handler: ApiHandler, key: Key, parts: Parts, kind: Kind) -> None:
+    """Answer with a directory as an archive, of as many bytes as one download may have. Raises ServiceError."""
+    limit = handler.api.limits.max_download_bytes
+    made = handler.api.service.files.stream(key, lambda tree: archive.blocks(tree, parts, kind, limit=limit))
+    async with contextlib.aclosing(made):
+        first = await anext(made)
+        handler.set_header("Content-Type", archive.MEDIA[kind])
+        _attach(handler, f"{shown(parts[-1])[0] if parts else key.session or key.scope}.{kind}")
+        if handler.request.method == "HEAD":
+            await handler.finish()
+            return
+        try:
+            handler.write(first)
+            await handler.flush()
+            async for block in made:
+                handler.write(block)
+                await handler.flush()
+            await handler.finish()
+        except (Shrunk, ServiceError, OSError) as error:
+            # Also a reader that has left: the stream is closed then, and this does nothing.
+            log.info("an archive was broken off", extra={"error": type(error).__name__})
+            handler.break_off()
+
+
 async def _send(handler: ApiHandler, file: OpenFile, limit: int) -> None:
     headers, size, version = handler.request.headers, file.state.st_size, Version.of(file.state)
     if size > limit:
@@ -56,8 +88,7 @@ async def _send(handler: ApiHandler, file: OpenFile, limit: int) -> None:
         handler.set_status(304)
         await handler.finish()
         return
-    name = quote(shown(file.name)[0], safe="!#$&+-.^_`|~")
-    handler.set_header("Content-Disposition", f"attachment; filename*=UTF-8''{name}")
+    _attach(handler, shown(file.name)[0])
     handler.set_header("Accept-Ranges", "bytes")
     wanted = conditions.ranges(headers, version, size) if handler.request.method == "GET" else []
     media = PASSIVE.get(os.fsdecode(file.name).rpartition(".")[2].lower(), "application/octet-stream")
@@ -113,6 +144,11 @@ def _pieces(
         head = f"\r\n--{boundary}\r\nContent-Type: {media}\r\nContent-Range: {_content_range(each, size)}\r\n\r\n"
         pieces += [head.encode(), each]
     return [*pieces, f"\r\n--{boundary}--\r\n".encode()]
+
+
+def _attach(handler: ApiHandler, name: str) -> None:
+    encoded = quote(name, safe="!#$&+-.^_`|~")
+    handler.set_header("Content-Disposition", f"attachment; filename*=UTF-8''{encoded}")
 
 
 def _content_range(wanted: tuple[int, int], size: int) -> str:

@@ -226,7 +226,8 @@ ROUTES: tuple[Route, ...] = (
         files.FileHandler,
         {
             "GET": Operation(
-                "Send a file, as an attachment, with ranges and conditions as in RFC 9110; or list a directory.",
+                "Send a file, as an attachment, with ranges and conditions as in RFC 9110; or list a directory, or send it as "
+                "an archive.",
                 answer=wire_files.Listing,
                 media="application/octet-stream",
                 query=wire_files.ListingQuery,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import re
+import tarfile
+import zipfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from interpreter.files import service as files_service
@@ -358,6 +362,77 @@ async def test_what_is_below_a_directory_is_listed_with_paths(served: Served):
     page = (await get(served, f"?glob=**/*.csv&limit=1&after={page['next']}")).json
     assert [entry["name"] for entry in page["entries"]] == ["d/e/b.csv"]
     assert (await get(served, "?glob=/x")).code == "invalid_request"
+
+
+# --- archives -------------------------------------------------------------------------------------------------------
+
+
+async def archived(served: Served, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}", trust_env=False) as client:
+        return await client.get(AT + path, headers={"X-API-Key": KEY}, timeout=20)
+
+
+async def filled(served: Served) -> None:
+    await put(served, "d/e/b.csv", b"1,2\n" * 400_000)
+    await put(served, "d/%FF", b"bytes")
+    await put(served, "d/empty", b"")
+    root = workspace(served) / "d"
+    (root / "link").symlink_to("e/b.csv")
+    (root / "out").symlink_to("/etc/passwd")
+    os.mkfifo(root / "fifo")
+    os.utime(root / "empty", (1e15, 1e15))
+    (root / "e/b.csv").chmod(0o4750)
+
+
+async def test_a_directory_is_sent_as_tar_gz_with_links_as_links(served: Served):
+    await filled(served)
+    reply = await archived(served, "d?archive=tar.gz")
+    assert reply.headers["content-disposition"] == "attachment; filename*=UTF-8''d.tar.gz"
+    assert reply.headers["content-type"] == "application/gzip"
+    with tarfile.open(fileobj=io.BytesIO(reply.content), mode="r:gz") as tar:
+        found = {one.name: one for one in tar.getmembers()}
+        content = tar.extractfile("e/b.csv")
+        assert content is not None
+        assert content.read() == b"1,2\n" * 400_000
+    assert sorted(found) == sorted(["e", "e/b.csv", "empty", "link", "out", "\udcff"])
+    assert (found["link"].linkname, found["out"].linkname) == ("e/b.csv", "/etc/passwd")
+    assert (found["e/b.csv"].mode, found["e/b.csv"].uid, found["e"].isdir()) == (0o750, 0, True)
+
+
+async def test_a_directory_is_sent_as_zip_without_links(served: Served):
+    await filled(served)
+    reply = await archived(served, "?archive=zip")
+    assert reply.headers["content-disposition"] == "attachment; filename*=UTF-8''u1.zip"
+    with zipfile.ZipFile(io.BytesIO(reply.content)) as made:
+        assert made.testzip() is None
+        assert sorted(made.namelist()) == sorted(["d/", "d/e/", "d/e/b.csv", "d/empty", "d/%FF"])
+        assert made.read("d/e/b.csv") == b"1,2\n" * 400_000
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+async def test_what_is_too_much_or_no_directory_is_refused_before_the_first_byte(kind):
+    async with limited(download=100) as served:
+        await put(served, "d/f", bytes(101))
+        for path, status in (("d", 413), ("d/f", 404), ("none", 404), ("..", 400)):
+            assert (await get(served, f"{path}?archive={kind}")).status == status
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+async def test_an_archive_of_a_file_that_shrinks_is_broken_off(kind):
+    size = 256 * 2**20
+    async with limited(download=size) as served:
+        await put(served, "d/f")
+        path = workspace(served) / "d/f"
+        path.write_bytes(os.urandom(2**20) * 32)  # what no compression makes small, or it would be sent at once
+        before = descriptors()
+        reader, writer = await served.connect()
+        writer.write(head(served, f"d?archive={kind}").replace(b"PUT", b"GET", 1))
+        await reader.readuntil(b"\r\n\r\n")
+        os.truncate(path, 2**20)
+        async with asyncio.timeout(20):
+            assert not (await reader.read()).endswith(b"0\r\n\r\n")
+        writer.close()
+        await until(lambda: descriptors() <= before)
 
 
 # --- uploads that do not go well ------------------------------------------------------------------------------------
