@@ -11,6 +11,7 @@ Leaves to http: how events travel.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,17 +185,18 @@ class EventLog:
                 break
         return found
 
-    async def wait(self, seq: int = -1, *, wait_s: float) -> list[Event]:
-        """Return events numbered above ``seq``; an empty list when none came within ``wait_s``, or none will."""
+    async def more(self, seq: int, *, wait_s: float) -> None:
+        """Return once there are events numbered above ``seq``, none will come, or ``wait_s`` have passed. Reads none of them."""
         more = self._more
-        if not (events := self.after(seq)) and not self.closed:
-            try:
+        if len(self) <= seq + 1 and not self.closed:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await more.wait()
-            except TimeoutError:
-                return []
-            events = self.after(seq)
-        return events
+
+    async def wait(self, seq: int = -1, *, wait_s: float) -> list[Event]:
+        """Return events numbered above ``seq``; an empty list when none came within ``wait_s``, or none will."""
+        await self.more(seq, wait_s=wait_s)
+        return self.after(seq)
 
     def text_size(self, stream: StreamName) -> int:
         """Return how many bytes of ``stream`` there are."""

@@ -85,6 +85,8 @@ class Api:
     draining: bool = False
     sockets: set[Any] = field(default_factory=set)
     """The WebSockets that are open, see websocket.py."""
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while events of any execution are read and handed to a connection, see events.py."""
 
 
 @dataclass(frozen=True, slots=True)

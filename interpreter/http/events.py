@@ -1,13 +1,15 @@
 """Events of executions over HTTP: server-sent events, and how any connection follows a log.
 
-Promises: whoever reads slowly is waited for, and holds about a mebibyte here; an event is sent once, in its place; leaving ends
-nothing but the reading.
+Promises: whoever reads slowly is waited for, and holds one batch of events here; of all who follow one reads at a time; an event
+is sent once, in its place; leaving ends nothing but the reading.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 from tornado.iostream import StreamClosedError
 
@@ -37,7 +39,7 @@ async def send_events(handler: ApiHandler, execution: Execution, *, after: int =
     by then.
     """
     handler.when_client_leaves(lambda: None)
-    first = await execution.events.wait(after, wait_s=PING_S)
+    await execution.events.more(after, wait_s=PING_S)
     if execution.error is not None and execution.phase == "finished" and len(execution.events) <= 1:
         raise execution.error
     handler.set_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -45,26 +47,45 @@ async def send_events(handler: ApiHandler, execution: Execution, *, after: int =
     if handler.request.method == "HEAD":
         handler.finish()
         return
+
+    def send(batch: list[Event]) -> Awaitable[None]:
+        handler.write(b"".join(map(_framed, batch)) or _PING)
+        return handler.flush()
+
     with handler.api.service.metrics.stream("events"), contextlib.suppress(StreamClosedError):  # it may come back
-        handler.write(b"".join(map(_framed, first)) or _PING)
-        await handler.flush()
-        async for batch in follow(execution.events, after=first[-1].seq if first else after, ping_s=PING_S):
-            handler.write(b"".join(map(_framed, batch)) or _PING)
-            await handler.flush()
+        await follow(execution.events, send, after=after, ping_s=PING_S, reading=handler.api.reading)
         await handler.finish()
 
 
-async def follow(log: EventLog, *, after: int = -1, ping_s: float) -> AsyncIterator[list[Event]]:
-    """Yield the events numbered above ``after``, in batches, to the end; an empty one whenever ``ping_s`` have brought none."""
-    while True:
-        batch = await log.wait(after, wait_s=ping_s)
-        if batch:
-            after = batch[-1].seq
-        elif log.closed:
-            return
-        yield batch
-        if batch and batch[-1].type == "finished":
-            return
+async def follow(
+    log: EventLog,
+    send: Callable[[list[Event]], Awaitable[None]],
+    *,
+    after: int = -1,
+    ping_s: float,
+    reading: asyncio.Lock,
+    sending: AbstractAsyncContextManager[object] | None = None,
+) -> None:
+    """Give ``send`` the events numbered above ``after``, in batches, to the end; an empty one where ``ping_s`` have brought none.
+
+    send: hands them to the connection; what it returns is over when the peer has taken them. sending: held until then.
+    reading: of the whole service. A batch may be 16 MiB: were it read by all who follow at once, nobody else would be served
+    meanwhile, and memory would have no bound.
+    """
+    ended = False
+    while not ended:
+        async with sending or contextlib.nullcontext():
+            async with reading:
+                await asyncio.sleep(0)  # All others have their turn between two batches.
+                batch = log.after(after)
+                taken = send(batch)
+            if batch:
+                after = batch[-1].seq
+            ended = batch[-1].type == "finished" if batch else log.closed
+            batch = []
+            await taken
+        if not ended:
+            await log.more(after, wait_s=ping_s)
 
 
 def last_event_id(handler: ApiHandler) -> int:

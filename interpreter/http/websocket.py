@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -203,13 +203,16 @@ class Socket:
 
     async def _send_events(self, name: str, execution: Execution, after: int) -> None:
         head = b'{"id":%s,' % json.dumps(name).encode()
+
+        def send(batch: list[Event]) -> Awaitable[None]:
+            self._put(batch, head)
+            if batch and batch[-1].type == "finished":
+                self._followed.pop(name, None)  # before anybody can answer it
+            return self._flush()
+
+        log, api = execution.events, self._api
         try:
-            async for batch in follow(execution.events, after=after, ping_s=PING_S):
-                async with self._sending:
-                    self._put(batch, head)
-                    await self._flush()
-                    if batch and batch[-1].type == "finished":
-                        self._followed.pop(name, None)  # before anybody can answer it
+            await follow(log, send, after=after, ping_s=PING_S, reading=api.reading, sending=self._sending)
         finally:
             self._followed.pop(name, None)
 

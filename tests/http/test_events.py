@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections.abc import Awaitable
 from typing import Any
 
 import httpx
@@ -11,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from interpreter.executions.events import Event
 from interpreter.executions.execution import Execution
+from interpreter.http.events import follow
 from tests.http.scripted import KEY, Served, finished, serving, until
 from tests.http.test_websocket import hear, say, socket
 
@@ -151,3 +155,26 @@ async def test_two_hundred_sockets_at_once_hear_all(served: Served) -> None:
         execution.end(finished(execution, output=""), 0.0)
     assert {socket.result() for socket in sockets} == {3}
     await until(lambda: served.server.connections == 0)
+
+
+async def test_others_have_their_turn_between_any_two_batches(served: Served) -> None:
+    execution = await begin(served)
+    sent, seen = 0, [0]
+
+    async def send(_batch: list[Event]) -> None:
+        pass
+
+    def counted(batch: list[Event]) -> Awaitable[None]:
+        nonlocal sent
+        sent += 1
+        return send(batch)
+
+    log, reading = execution.events, served.api.reading
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        for _ in range(50):
+            group.create_task(follow(log, counted, ping_s=60, reading=reading))
+        while sent < 50:
+            await asyncio.sleep(0)
+            seen.append(sent)
+        execution.end(finished(execution), 0.0)
+    assert max(after - before for before, after in itertools.pairwise(seen)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -240,3 +241,21 @@ async def test_a_slow_reader_loses_nothing_and_little_waits_for_it(served: Serve
         while heard[-1]["type"] != "finished":
             heard.append(await hear(client))
     assert "".join(one["text"] for one in heard[:-1]) == "".join(f"{number:064}" * 1024 for number in range(200))
+
+
+async def test_a_hundred_that_nobody_reads_cost_the_memory_of_one(served: Served) -> None:
+    served.service.hold = True
+    async with socket(served, max_queue=1) as client:
+        await execute(client, "a")
+        assert (await hear(client))["type"] == "started"
+        log = execution(served).events
+        log.add("display", data={"text/plain": "x" * 4 * 2**20}, metadata={})
+        tracemalloc.start()
+        try:
+            for number in range(MAX_FOLLOWED - 1):
+                await say(client, type="attach", id=str(number), execution_id=execution(served).id)
+            (one,) = served.api.sockets
+            await until(lambda: len(one._followed) == MAX_FOLLOWED and one._stream.writing())
+            assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+        finally:
+            tracemalloc.stop()
