@@ -42,6 +42,20 @@ def has_image() -> bool:
         client.close()
 
 
+@functools.cache
+def has_gvisor() -> bool:
+    """Whether it knows gVisor as a runtime."""
+    if not answers():
+        return False
+    from interpreter.backends.docker.engine import Client
+
+    client = Client(ADDRESS)
+    try:
+        return "runsc" in client.about()[1]["Runtimes"]
+    finally:
+        client.close()
+
+
 def containers(uids: range) -> list[str]:
     """Names of the containers of sandboxes, running or not, whose scopes have these ids."""
     if not answers():
@@ -57,5 +71,8 @@ def containers(uids: range) -> list[str]:
         client.close()
 
 
+gvisor_needed = pytest.mark.skipif(
+    not has_gvisor(), reason="needs gVisor in the container engine: apt-get install runsc, then .ci/engine.sh start"
+)
 needed = pytest.mark.skipif(not answers(), reason="needs root and a container engine: .ci/engine.sh start")
 image_needed = pytest.mark.skipif(not has_image(), reason="needs root, a container engine, and the image: make image")

@@ -5,16 +5,14 @@ Promises: asks only, a few seconds at most; where the engine is not needed nothi
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from interpreter.backends.docker import failure, weaknesses
+from interpreter.backends.docker import failure, gvisor, weaknesses
 from interpreter.backends.docker.engine import Client, EngineError, NotThere, host
 from interpreter.backends.docker.image import INPUTS, digest, inputs
 from interpreter.cli.findings import Finding, error, ok, warning
@@ -22,9 +20,6 @@ from interpreter.settings import Settings
 
 _ASK_S = 5.0
 _CLOCK_S = 5.0
-GVISOR = "runsc"
-GVISOR_ARGUMENTS = ("--host-uds=open", "--network=none")
-"""The first lets sandboxes connect to their link, without which nothing runs; the second keeps them from the host's network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +70,6 @@ def directory(engine: Engine) -> Path | None:
     return Path(said) if said and engine.address.startswith("unix:") else None
 
 
-def registration(path: str) -> str:
-    """Return what has to stand in the engine's configuration for gVisor, exactly. path: of ``runsc``."""
-    return json.dumps({"runtimes": {GVISOR: {"path": path, "runtimeArgs": list(GVISOR_ARGUMENTS)}}})
-
-
 def _examine(found: Settings, engine: Engine) -> Iterator[Finding]:
     what = "engine"
     refusal = weaknesses.refusal(engine.version, engine.info, runtime="")
@@ -95,7 +85,7 @@ def _examine(found: Settings, engine: Engine) -> Iterator[Finding]:
         make = error if found.runtime_checks == "refuse" else warning
         yield make("runtime", *_parted(sentence))
     yield _image(found.image, engine.image)
-    yield _runtime(found.runtime, engine.info)
+    yield _runtime(found.runtime, found.network, engine.info)
     if found.network != "none" and engine.network is None:
         yield error("network", *_parted(failure.no_network(found.network)))
     version, driver = engine.info.get("CgroupVersion", "1"), engine.info.get("CgroupDriver")
@@ -123,26 +113,18 @@ def _image(name: str, there: Mapping[str, Any] | None) -> Finding:
     return ok(what, f"{name}, made from the inputs of this version")
 
 
-def _runtime(name: str, info: Mapping[str, Any]) -> Finding:
+def _runtime(name: str, network: str, info: Mapping[str, Any]) -> Finding:
     what = "runtime"
     known = info.get("Runtimes") or {}
     if not name:
         return ok(what, f"{info.get('DefaultRuntime', 'runc')}, the engine's default")
-    if name not in known:
-        return error(what, f"the engine does not know the runtime {name} (SANDBOX_RUNTIME)", _how_to_register(name))
-    arguments: Sequence[str] = (known[name] or {}).get("runtimeArgs") or []
-    if name == GVISOR and (missing := [each for each in GVISOR_ARGUMENTS[:1] if each not in arguments]):
-        return error(what, f"{name} is registered without {' '.join(missing)}", _how_to_register(name))
+    if name == gvisor.NAME:
+        if cause := gvisor.wrong(info, network=network):
+            return error(what, cause, "\n".join(gvisor.how_to_register(network=network)))
+    elif name not in known:
+        remedy = f'register "{name}" under "runtimes" in /etc/docker/daemon.json, then: systemctl reload docker'
+        return error(what, f"the engine does not know the runtime {name} (SANDBOX_RUNTIME)", remedy)
     return ok(what, f"{name}, as registered with the engine")
-
-
-def _how_to_register(name: str) -> str:
-    if name != GVISOR:
-        return f'register "{name}" under "runtimes" in /etc/docker/daemon.json, then: systemctl restart docker'
-    path = shutil.which(GVISOR)
-    install = [] if path else ["install gVisor's program runsc (Debian: `apt-get install runsc`), then"]
-    lines = [*install, "put into /etc/docker/daemon.json:", registration(path or "/usr/bin/runsc")]
-    return "\n".join([*lines, "systemctl restart docker"])
 
 
 def _clock(engine: Engine) -> Iterator[Finding]:

@@ -175,6 +175,7 @@ CONFINED = [
     ),
     pytest.param("docker", marks=engines.image_needed),
 ]
+GVISOR = pytest.param("runsc", marks=[engines.image_needed, engines.gvisor_needed])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -185,14 +186,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> str:
-    """The backend of ``cellbox`` and ``serve``."""
+    """The backend of ``cellbox`` and ``serve``; ``runsc``: docker with gVisor."""
     named: str = request.param
     return named
 
 
 @pytest.fixture(scope="module")
 def cellbox(tmp_path_factory: pytest.TempPathFactory, runtime: str) -> Iterator[Cellbox]:
-    with running(tmp_path_factory.mktemp("cellbox"), runtime_backend=runtime) as service:
+    with running(tmp_path_factory.mktemp("cellbox"), **_settings(runtime)) as service:
         yield service
 
 
@@ -200,8 +201,12 @@ def cellbox(tmp_path_factory: pytest.TempPathFactory, runtime: str) -> Iterator[
 def serve(tmp_path_factory: pytest.TempPathFactory, runtime: str) -> Iterator[Callable[..., Cellbox]]:
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(
-            running(tmp_path_factory.mktemp("cellbox"), **{"runtime_backend": runtime, **settings})
+            running(tmp_path_factory.mktemp("cellbox"), **{**_settings(runtime), **settings})
         )
+
+
+def _settings(runtime: str) -> dict[str, str]:
+    return {"runtime_backend": "docker", "runtime": "runsc"} if runtime == "runsc" else {"runtime_backend": runtime}
 
 
 @pytest.fixture

@@ -9,14 +9,18 @@ Leaves to spec.py: what a container is made of; to sandbox.py: one that runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+
+from sandboxd.protocol import LINK_SOCKET
 
 from interpreter import shortage
 from interpreter.backends import inside
@@ -32,7 +36,7 @@ from interpreter.backends.base import (
 )
 from interpreter.tasks import Tasks, finish
 
-from . import failure, seen, sources, spec, weaknesses
+from . import failure, gvisor, seen, sources, spec, weaknesses
 from .engine import Answer, Engine, EngineError, Follower, Listening, NotThere
 from .sandbox import DockerSandbox, exit_of
 
@@ -250,7 +254,7 @@ class DockerBackend(Backend, Listening):
         if wrong := spec.ignored(config["HostConfig"], made["HostConfig"]):
             raise failure.Ignored(wrong)
         sight = seen.look(container, made["State"]["Pid"])
-        if wrong := seen.wrong_limits(sight.groups, spec.kernel_limits(wanted.limits)):
+        if wrong := seen.wrong_limits(sight.groups, spec.kernel_limits(wanted.limits, self._place.runtime)):
             _drop(sight)
             raise failure.Ignored(wrong)
         return sight
@@ -316,7 +320,7 @@ class DockerBackend(Backend, Listening):
     async def _check(self) -> list[str]:
         place = self._place
         version, info = await self._engine.call(self._engine.client.about)
-        if refusal := weaknesses.refusal(version, info, runtime=place.runtime):
+        if refusal := weaknesses.refusal(version, info, runtime=place.runtime, network=place.network):
             raise BackendUnavailable(refusal)
         await self._engine.call(lambda: self._engine.client.image(place.image))
         if place.network != "none":
@@ -347,23 +351,48 @@ class DockerBackend(Backend, Listening):
                     os.chown(place / name, uid, uid)
             ident = SandboxId(secrets.token_hex(8))
             wanted = SandboxSpec(ident, uid, uid, place / "workspace", place / "user", place / "link", _MOST_OF_IT)
-            sandbox = await self._start(wanted, ["/usr/bin/true"])
-            try:
-                async with asyncio.timeout(_PROBE_S):
-                    end = await sandbox.wait()
-            finally:
-                await sandbox.stop()
+            with _listening(place / "link" / LINK_SOCKET):
+                sandbox = await self._start(wanted, self._probing())
+                try:
+                    async with asyncio.timeout(_PROBE_S):
+                        end = await sandbox.wait()
+                finally:
+                    await sandbox.stop()
             if end.status != 0:
                 log.error("the probe failed", extra={"status": end.status})
-                raise BackendUnavailable(failure.PROBE_FAILED)
+                raise BackendUnavailable(self._probe_failed())
         except TimeoutError as error:
-            raise BackendUnavailable(failure.PROBE_FAILED) from error
+            raise BackendUnavailable(self._probe_failed()) from error
         except BackendUnavailable:
             raise
         except BackendError as error:
             raise BackendUnavailable(str(error)) from error
         finally:
             await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+
+    def _probing(self) -> list[str]:
+        """Return what proves that containers run, and with gVisor that they reach their link."""
+        is_gvisor = self._place.runtime == gvisor.NAME
+        return gvisor.connects(str(inside.LINK / LINK_SOCKET)) if is_gvisor else ["/usr/bin/true"]
+
+    def _probe_failed(self) -> str:
+        if self._place.runtime != gvisor.NAME:
+            return failure.PROBE_FAILED
+        return gvisor.refusal(failure.GVISOR_PROBE_FAILED, network=self._place.network)
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[None]:
+    """Listen there, as the service does for a sandbox. The path may be longer than a socket's address."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+            path.chmod(0o666)
+            listener.listen(1)
+            yield
+    finally:
+        os.close(directory)
 
 
 def _instance(root: Path) -> str:

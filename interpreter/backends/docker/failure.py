@@ -16,6 +16,7 @@ from .sources import Planted
 PROBE_FAILED = (
     "containers do not run here as they have to: the logs of the service and of the container engine have the reason"
 )
+GVISOR_PROBE_FAILED = "a throw-away container of gVisor could not connect to a socket of the service"
 _DISK = "the disk of the container engine is full: make room on it (`docker system df` shows what takes it)"
 _UNKNOWN = "the log of the service has the reason"
 

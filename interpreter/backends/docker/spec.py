@@ -16,6 +16,8 @@ from interpreter.backends import inside
 from interpreter.backends.base import Limits, SandboxId, SandboxSpec
 from interpreter.backends.boot import environment_of_boot
 
+from . import gvisor
+
 INSTANCE = "org.cellbox.instance"
 SANDBOX = "org.cellbox.sandbox"
 SCOPE_UID = "org.cellbox.scope-uid"
@@ -108,7 +110,7 @@ def _host(limits: Limits, place: Place, shown: Sequence[Bind], *, uid: int, gid:
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "SecurityOpt": ["no-new-privileges:true"],
         "Tmpfs": {room.target: _tmpfs(room, uid, gid) for room in inside.rooms(limits.tmp_mib)},
-        **limits_of(limits),
+        **limits_of(limits, place.runtime),
     }
     if place.runtime:
         host["Runtime"] = place.runtime
@@ -118,20 +120,23 @@ def _host(limits: Limits, place: Place, shown: Sequence[Bind], *, uid: int, gid:
     return host
 
 
-def limits_of(limits: Limits) -> dict[str, Any]:
+def limits_of(limits: Limits, runtime: str = "") -> dict[str, Any]:
     """Return the part of the JSON that limits a sandbox; the engine has to say the same when it is asked."""
     memory = (limits.memory_mib + inside.OWN_MEMORY_MIB) * _MIB
+    pids, nproc = limits.pids + inside.OWN_PIDS, inside.PROCESSES
+    if runtime == gvisor.NAME:
+        pids, nproc = gvisor.host_pids(pids), pids
     return {
         "CpuPeriod": inside.CPU_PERIOD_US,
         "CpuQuota": inside.cpu_quota_us(limits.cpus),
         "Memory": memory,
         "MemorySwap": memory,
-        "PidsLimit": limits.pids + inside.OWN_PIDS,
+        "PidsLimit": pids,
         "Ulimits": [
             _ulimit("core", 0),
             _ulimit("fsize", inside.FILE_BYTES),
             _ulimit("nofile", inside.OPEN_FILES),
-            _ulimit("nproc", inside.PROCESSES),
+            _ulimit("nproc", nproc),
         ],
     }
 
@@ -148,9 +153,9 @@ def ignored(wanted: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
     return sorted(dict.fromkeys(names))
 
 
-def kernel_limits(limits: Limits) -> dict[str, str]:
+def kernel_limits(limits: Limits, runtime: str = "") -> dict[str, str]:
     """Return what the files of the container's cgroups have to say, of either version, where they are."""
-    wanted = limits_of(limits)
+    wanted = limits_of(limits, runtime)
     memory, pids = str(wanted["Memory"]), str(wanted["PidsLimit"])
     quota, period = str(wanted["CpuQuota"]), str(wanted["CpuPeriod"])
     return {

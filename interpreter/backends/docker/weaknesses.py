@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import gvisor
+
 Answer = Mapping[str, Any]
 Changes = Callable[[str], str]
 """Returns the list of changes of an installed package, or nothing."""
@@ -35,7 +37,7 @@ _LIMITS = {
 }
 
 
-def refusal(version: Answer, info: Answer, *, runtime: str) -> str | None:
+def refusal(version: Answer, info: Answer, *, runtime: str, network: str = "none") -> str | None:
     """Return why sandboxes cannot be made with this engine, and what to do; None: they can."""
     if info.get("OSType", "linux") != "linux":
         return "the container engine does not run Linux containers"
@@ -49,10 +51,18 @@ def refusal(version: Answer, info: Answer, *, runtime: str) -> str | None:
         )
     if missing := [what for key, what in _LIMITS.items() if not info.get(key)]:
         return f"the container engine cannot limit {', '.join(missing)} on this host"
-    if runtime and runtime not in (info.get("Runtimes") or {}):
+    return _runtime(info, runtime, network)
+
+
+def _runtime(info: Answer, name: str, network: str) -> str | None:
+    """Return why the engine cannot use the runtime of that name."""
+    if name == gvisor.NAME:
+        cause = gvisor.wrong(info, network=network)
+        return cause and gvisor.refusal(cause, network=network)
+    if name and name not in (info.get("Runtimes") or {}):
         return (
-            f"the container engine does not know the runtime {runtime} (SANDBOX_RUNTIME): register it under `runtimes` in"
-            " /etc/docker/daemon.json and restart the engine"
+            f"the container engine does not know the runtime {name} (SANDBOX_RUNTIME): register it under `runtimes` in"
+            " /etc/docker/daemon.json, then: systemctl reload docker"
         )
     return None
 

@@ -83,6 +83,16 @@ def test_a_named_network_and_runtime_are_handed_on() -> None:
     assert "Dns" not in host
 
 
+def test_under_gvisor_the_limit_of_processes_holds_inside_and_the_host_has_room_for_its_kernel() -> None:
+    """S16: at the limit of its cgroup gVisor's kernel crashes, and with it all that its tenant has."""
+    plain, gvisor = spec.limits_of(WANTED.limits), spec.limits_of(WANTED.limits, "runsc")
+    (nproc,) = [each for each in gvisor["Ulimits"] if each["Name"] == "nproc"]
+    assert nproc["Hard"] == nproc["Soft"] == plain["PidsLimit"]
+    assert gvisor["PidsLimit"] >= 2048 + plain["PidsLimit"]
+    assert spec.kernel_limits(WANTED.limits, "runsc")["pids.max"] == str(gvisor["PidsLimit"])
+    assert built(place=replace(PLACE, runtime="runsc"))["HostConfig"]["PidsLimit"] == gvisor["PidsLimit"]
+
+
 def test_a_configuration_is_what_an_engine_that_took_it_over_says() -> None:
     wanted = built()["HostConfig"]
     said = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -102,3 +103,34 @@ def test_an_engine_without_cgroup_namespaces_or_the_runtime_is_refused() -> None
     assert "too old" in str(weaknesses.refusal({**VERSION, "ApiVersion": "1.40"}, INFO, runtime=""))
     assert "daemon.json" in str(weaknesses.refusal(VERSION, INFO, runtime="runsc"))
     assert weaknesses.refusal(VERSION, INFO, runtime="runc") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "network", "word"),
+    [
+        (None, "none", "--host-uds=open"),
+        (["--network=none"], "none", "--host-uds=open"),
+        (["--host-uds=none", "--network=none"], "none", "--host-uds=open"),
+        (["--host-uds=open", "--network=none"], "lan", "SANDBOX_NETWORK=lan"),
+    ],
+)
+def test_a_wrong_registration_of_gvisor_is_refused_with_the_right_one(
+    arguments: list[str] | None, network: str, word: str
+) -> None:
+    info = {**INFO, "Runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": arguments}}}
+    refusal = weaknesses.refusal(VERSION, info, runtime="runsc", network=network)
+    assert refusal is not None
+    cause, _, remedy = refusal.partition(": ")
+    assert word in cause
+    assert "systemctl reload docker" in remedy
+    right, _ = json.JSONDecoder().raw_decode(remedy[remedy.index("{") :])
+    right["runtimes"]["runsc"]["path"] = "/usr/bin/runsc"
+    assert (
+        weaknesses.refusal(VERSION, {**INFO, "Runtimes": right["runtimes"]}, runtime="runsc", network=network) is None
+    )
+
+
+@pytest.mark.parametrize("flag", ["--host-uds=open", "-host-uds=all", "--fsgofer-host-uds"])
+def test_gvisor_may_be_registered_in_each_way_that_lets_sandboxes_connect(flag: str) -> None:
+    info = {**INFO, "Runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": [flag]}}}
+    assert weaknesses.refusal(VERSION, info, runtime="runsc") is None
