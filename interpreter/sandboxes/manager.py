@@ -93,6 +93,11 @@ class Manager:
         )
 
     @property
+    def closed(self) -> bool:
+        """Whether it starts nothing any more."""
+        return self._closed
+
+    @property
     def received(self) -> int:
         """Bytes of frames from all sandboxes there have been."""
         lives = [*self._spares.values(), *self._lives.values(), *self._leaving]

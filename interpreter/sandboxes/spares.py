@@ -10,6 +10,7 @@ Leaves to manager.py: starting, giving away, ending.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ PATIENCE = 0.1
 """Of the idle time, which a spare has before another scope's may be made in its place."""
 LONGEST_PAUSE_S = 60.0
 """Where spares do not start."""
+LOOK_S = 5.0
+"""Between two looks at the least: that time has passed, or a lease has ended without a sandbox, is told by nobody."""
 
 
 @dataclass(slots=True)
@@ -93,12 +96,16 @@ class Plan:
 
 
 async def run(plan: Plan, table: Table, manager: Manager, clock: Callable[[], float]) -> None:
-    """Make spares for ever, one after the other."""
+    """Make spares for as long as anything is started, one after the other."""
     pause_s = PAUSE_S
     while True:
-        await manager.changed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await manager.changed.wait()
         await asyncio.sleep(pause_s)
         manager.changed.clear()
+        if manager.closed:  # by now
+            return
         there, now = table.spares(), clock()
         for row in there if len(there) >= plan.limit else []:
             live = manager.live(row)
@@ -106,7 +113,7 @@ async def run(plan: Plan, table: Table, manager: Manager, clock: Callable[[], fl
                 manager.stop(live, "idle")
         scopes = plan.missing([row.key.scope or None for row in table.spares()], now)
         if not scopes or table.room() < 1 or table.starting():
-            continue  # whatever changes that is told
+            continue
         made = manager.begin_spare(scopes[0])
         await asyncio.wait([made.started])
         pause_s = PAUSE_S if made.usable else min(2 * pause_s, LONGEST_PAUSE_S)

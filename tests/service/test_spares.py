@@ -155,6 +155,30 @@ async def test_one_for_newcomers_becomes_one_for_the_only_scope_that_comes(make_
     assert house.service.spares()["taken"] == 1
 
 
+async def test_one_is_made_once_a_lease_has_ended_without_a_sandbox(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spares, "LOOK_S", 0.005)
+    house = await pooled(make_house, max_sessions=1)
+    table, manager = house.service._table, house.service._manager
+    table.enter(Key("u2", None), house.clock())
+    for row in table.surplus():
+        manager.stop(manager._spares[row.id], "idle")
+    await until(lambda: not (manager._leaving or manager.changed.is_set()))
+    assert table.spares() == []
+    table.leave(Key("u2", None), house.clock())
+    await ready(house, 1)
+
+
+async def test_none_is_made_while_the_service_ends(make_house: MakeHouse) -> None:
+    house = await pooled(make_house)
+    (making,) = (task for task in asyncio.all_tasks() if task.get_name() == "spares")
+    await house.service._manager.aclose()
+    await asyncio.wait_for(making, 5)
+    assert len(house.backend.started) == 1
+    assert house.service._table.spares() == []
+
+
 async def test_a_reset_or_purge_of_a_scope_ends_its_spares(make_house: MakeHouse) -> None:
     house = await pooled(make_house)
     await house.exec("a")
