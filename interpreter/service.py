@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from sandboxd.protocol import OutputLimits
 
 import interpreter
+from interpreter import shortage
 from interpreter.backends.base import Backend, BackendUnavailable, Limits, Stats
 from interpreter.errors import (
     ExecutionNotFound,
@@ -172,7 +173,7 @@ class Interpreter:
         try:
             self.notices = await asyncio.to_thread(self._data.records.open, boot=boot_id(), now=self._clock())
             await asyncio.to_thread(self._recorder.sweep)
-            await asyncio.to_thread(_make_empty, self._outputs)
+            self.notices += await asyncio.to_thread(_make_empty, self._outputs)
             warnings = await self._checked()
             await recover(
                 self._backend,
@@ -439,8 +440,14 @@ class Interpreter:
         return await asyncio.shield(self._tasks.start(work, name=name, expected=ServiceError))
 
 
-def _make_empty(folder: Path) -> None:
-    """Have ``folder``, without what an earlier service left in it."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+def _make_empty(folder: Path) -> list[str]:
+    """Have ``folder``, without what an earlier service left in it; return what is to be said where there is no room for it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        if (short := shortage.told(error.errno)) is None:
+            raise
+        return [f"long output of executions is not kept until there is room: {short}"]
     for left in folder.iterdir():
         left.unlink()
+    return []

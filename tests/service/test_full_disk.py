@@ -17,6 +17,7 @@ from interpreter.backends.base import BackendUnavailable
 from interpreter.backends.fake import FakeBackend
 from interpreter.errors import ExecutionNotFound, SandboxStartFailed, ServiceError, StorageFailed
 from interpreter.executions import recorder
+from interpreter.executions.spool import MEMORY_BYTES
 from interpreter.records import Records
 from interpreter.service import Interpreter, ServiceConfig
 from tests.service.conftest import House
@@ -171,7 +172,7 @@ async def test_a_purge_on_a_full_disk_says_purged_only_if_the_answers_are_forgot
     await house.exec("a", execution_id="a")
     real, full = Records.purge, True
 
-    def purge(records: Records, scope: str, session: str | None) -> list[str]:
+    def purge(records: Records, scope: str, session: str | None) -> tuple[int, list[str]]:
         if full:
             raise StorageFailed("full")
         return real(records, scope, session)
@@ -182,3 +183,23 @@ async def test_a_purge_on_a_full_disk_says_purged_only_if_the_answers_are_forgot
     assert await house.service.remove_session("u1", "chat", purge=True) == {"removed": 0, "purged": True}
     with pytest.raises(ExecutionNotFound):
         house.service.execution("a", "u1")
+
+
+async def test_a_service_starts_without_room_for_the_folder_of_long_output(
+    few_files: Path, make_house: Callable[..., Awaitable[House]]
+) -> None:
+    """As after an upgrade, or where somebody has removed it. It is made once there is room."""
+    first = await make_house()
+    first.sandboxd.redials = True
+    assert (await first.exec("a")).stdout == "a"
+    await first.service.release()
+    (few_files / ".outputs").rmdir()
+    fillers = take_all(few_files)
+    second = await make_house(first)
+    assert any("long output" in notice for notice in second.service.notices)
+    for filler in fillers:
+        filler.unlink()
+    execution = second.submit("c" * (MEMORY_BYTES + 1))
+    await second.service.settle(execution)
+    execution.events.after()
+    assert len(os.listdir(few_files / ".outputs")) == 1
