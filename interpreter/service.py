@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from sandboxd.protocol import OutputLimits
 
 import interpreter
-from interpreter import shortage
 from interpreter.backends.base import Backend, BackendUnavailable, Limits, Stats
 from interpreter.errors import (
     ExecutionNotFound,
@@ -36,6 +35,7 @@ from interpreter.executions.model import Answer, ExecRequest
 from interpreter.executions.recorder import Recorder
 from interpreter.executions.run import RunConfig
 from interpreter.executions.runner import Runner
+from interpreter.executions.spool import make_empty
 from interpreter.executions.store import Store
 from interpreter.files.service import Files
 from interpreter.health import Health
@@ -173,7 +173,7 @@ class Interpreter:
         try:
             self.notices = await asyncio.to_thread(self._data.records.open, boot=boot_id(), now=self._clock())
             await asyncio.to_thread(self._recorder.sweep)
-            self.notices += await asyncio.to_thread(_make_empty, self._outputs)
+            self.notices += await asyncio.to_thread(make_empty, self._outputs)
             warnings = await self._checked()
             await recover(
                 self._backend,
@@ -438,16 +438,3 @@ class Interpreter:
     async def _shielded(self, work: Coroutine[Any, Any, _T], name: str) -> _T:
         """Do ``work`` to its end also when its caller goes away."""
         return await asyncio.shield(self._tasks.start(work, name=name, expected=ServiceError))
-
-
-def _make_empty(folder: Path) -> list[str]:
-    """Have ``folder``, without what an earlier service left in it; return what is to be said where there is no room for it."""
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        if (short := shortage.told(error.errno)) is None:
-            raise
-        return [f"long output of executions is not kept until there is room: {short}"]
-    for left in folder.iterdir():
-        left.unlink()
-    return []

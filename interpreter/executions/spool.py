@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from interpreter import shortage
+
 log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 64 * 1024
@@ -127,3 +129,17 @@ class Spool:
             self._said = True
             return False
         return True
+
+
+def make_empty(folder: Path) -> list[str]:
+    """Have ``folder``, without what an earlier service left in it; return what is to be said where there is no room for it: it
+    is made later then."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        if (short := shortage.told(error.errno)) is None:
+            raise
+        return [f"long output of executions is not kept until there is room: {short}"]
+    for left in folder.iterdir():
+        left.unlink()
+    return []
