@@ -114,13 +114,20 @@ def _done(room: asyncio.Future[None]) -> None:
 
 def _waiting(root: int, pipe: os.stat_result) -> int | None:
     """Return a process at or below ``root`` that waits to read ``pipe``, if there is one."""
-    for pid in (root, *processes.below(root)) if root else ():
-        with contextlib.suppress(OSError):  # it, or a thread of it, has gone
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                call = Path(f"/proc/{pid}/task/{thread}/syscall").read_text().split()
-                if any(_is(f"/proc/{pid}/fd/{descriptor}", pipe) for descriptor in _read_by(pid, call)):
-                    return pid
-    return None
+    pids = (root, *processes.below(root)) if root else ()
+    return next((pid for pid in pids if waits(pid, pipe)), None)
+
+
+def waits(pid: int, pipe: os.stat_result) -> bool:
+    """Whether a thread of the process waits to read ``pipe``; False where the system does not tell, see ``can_tell``."""
+    if not can_tell():
+        return False
+    with contextlib.suppress(OSError):  # it, or a thread of it, has gone
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            call = Path(f"/proc/{pid}/task/{thread}/syscall").read_text().split()
+            if any(_is(f"/proc/{pid}/fd/{descriptor}", pipe) for descriptor in _read_by(pid, call)):
+                return True
+    return False
 
 
 def _read_by(pid: int, call: list[str]) -> Iterator[int]:

@@ -309,3 +309,9 @@ async def test_a_kernel_whose_files_a_cell_has_harmed_ends_and_a_new_one_comes(b
     assert outcomes[-1].status in ("died", "timeout")
     assert not any("Traceback" in outcome.stderr for outcome in outcomes)
     assert (await bash("echo more")).stdout == "more\n"
+
+
+async def test_a_shell_that_takes_its_time_is_not_taken_for_deaf(sandbox):
+    """It has read the lines behind the cell already: bash reads a kilobyte of them at once."""
+    outcome = await sandbox.run("for n in 1 2; do sleep 1; done; read -t 1 x < <(sleep 2)", language="bash")
+    assert (outcome.stderr, outcome.exit_code) == ("", 142)

@@ -20,19 +20,16 @@ import asyncio
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import select
 import shutil
 import signal
-import struct
 import subprocess
-import termios
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from cellbox_wire import Pump, processes
+from cellbox_wire import Pump, processes, reading
 
 from . import scripts
 
@@ -261,15 +258,14 @@ class Shell:
             deaf = 0
             while deaf < _DEAF:
                 await asyncio.sleep(_LOOK_S)
-                deaf = 0 if self._unread() else deaf + 1
+                deaf = deaf + 1 if self._is_idle() else 0
             repair()
 
-    def _unread(self) -> int:
-        """Return how many bytes of our lines the shell has still to read."""
+    def _is_idle(self) -> bool:
+        """Whether the shell has read all of our lines and waits for more, as far as the system tells."""
         if self._process is None or self._process.stdin is None:
-            return 0
-        unread: int = struct.unpack("i", fcntl.ioctl(self._process.stdin, termios.FIONREAD, bytes(4)))[0]
-        return unread
+            return False
+        return reading.waits(self._process.pid, os.fstat(self._process.stdin.fileno()))
 
     def _repair(self) -> None:
         self.repaired = True
