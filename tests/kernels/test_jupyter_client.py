@@ -445,6 +445,16 @@ def test_node_leaves_nothing(folder):
     assert left == []
 
 
+def test_node_that_exits_leaves_nothing(node):
+    child = node.run("console.log(require('child_process').spawn('sleep', ['300']).pid)")[1].strip()
+    assert child in os.listdir("/proc")
+    assert node.run("process.exit(3)")[0]["ename"] == "KernelExited"
+    until = time.monotonic() + PATIENCE_S
+    while _group(child) and time.monotonic() < until:  # nobody is told that it has gone
+        time.sleep(0.01)
+    assert not _group(child)
+
+
 def _group(pid):
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         state, _, group = file.read().rpartition(")")[2].split()[:3]

@@ -139,6 +139,21 @@ async def test_what_a_cell_breaks_harms_no_later_cell(sandbox, code):
     assert after.results[0].data["text/plain"] == "1"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "fs.closeSync(1); fs.closeSync(2)",
+        "fs.closeSync(1); fs.closeSync(2); fs.openSync('/dev/null', 'w'); fs.openSync('/dev/null', 'w')",
+    ],
+    ids=["closed", "others"],
+)
+async def test_descriptors_that_a_cell_has_taken_from_children_are_theirs_again(sandbox, code):
+    await sandbox.run(code, language="node")
+    child = "require('child_process').execSync('echo out; echo err >&2', {stdio: 'inherit'})"
+    outcome = await sandbox.run(child, language="node")
+    assert (outcome.stdout, outcome.stderr, outcome.kernel) == ("out\n", "err\n", "kept")
+
+
 async def test_a_write_to_a_descriptor_is_whole_whatever_a_child_made_of_it(sandbox):
     child = "require('child_process').execFileSync('python', ['-c', 'import os; os.set_blocking(1, False)'], {stdio: 'inherit'})"
     await sandbox.run(child, language="node")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,6 +38,7 @@ class Spoken(Language):
         self.cells: list[Cell] = []
         self.waiting: asyncio.Future[None] | None = None
         self.waits = asyncio.Event()
+        self.called = lambda: None
         self.interrupted = 0
         self.closed = 0
 
@@ -69,6 +71,9 @@ class Spoken(Language):
         self.waits.set()
         await self.waiting
         return Ending(130, Error("KeyboardInterrupt", ""))
+
+    async def call(self, cell: Cell, text: str) -> None:
+        self.called()
 
     def interrupt(self) -> None:
         self.interrupted += 1
@@ -269,6 +274,20 @@ async def test_silent_cells_do_not_count(client):
 async def test_all_other_requests_have_an_answer(client, kind, field):
     _, reply = await client.run("", kind=kind)
     assert field in reply
+
+
+async def test_a_request_that_comes_before_a_reply_is_sent_is_taken_after_it(client):
+    """The descriptor of the socket tells of it once, and sending uses that up."""
+    requests = []
+
+    def meet():
+        requests.append(client.send("show b", metadata=of_us(2)))
+        assert select.select([client.kernel._sockets._sockets["shell"].FD], [], [], PATIENCE_S)[0]
+        time.sleep(0.01)  # sending looks for what has come where it has not looked for some milliseconds
+
+    client.language.called = meet
+    await client.run("call it", metadata=of_us(1))
+    assert (await client.messages(requests[0]))[1]["status"] == "ok"
 
 
 async def test_junk_on_the_shell_channel_is_ignored(client):

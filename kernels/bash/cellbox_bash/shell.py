@@ -87,7 +87,6 @@ class Shell:
         self._line = b""
         self._answer = bytearray()
         self._pumps: set[Pump] = set()
-        self._pipes: tuple[Pump, ...] = ()
         for name, text in scripts.files(str(folder)).items():
             (folder / name).write_text(text)
         self._closed = False
@@ -165,7 +164,6 @@ class Shell:
         try:
             for stream, pipe in enumerate(pipes, 1):
                 pumps.append(self._pump(pipe, partial(write, stream)))
-            self._pipes = tuple(pumps)
             with contextlib.suppress(BlockingIOError):  # what nobody waited for
                 os.read(self._shown, select.PIPE_BUF)
             before = f"\\builtin . {folder}/status {status} && :; "
@@ -183,7 +181,6 @@ class Shell:
                 pump.close()
             raise
         finally:
-            self._pipes = ()
             for pump in pumps:
                 pump.drain()
             for path in (*source, *pipes):
@@ -314,7 +311,7 @@ class Shell:
 
     def _open(self, name: str, receive: Callable[[bytes], None]) -> Pump:
         """Make a named pipe that has no end, and read it."""
-        return Pump(self._named(name), receive)
+        return Pump(self._named(name), receive, prompt=True)
 
     def _named(self, name: str) -> int:
         """Make a named pipe that has no end; return its descriptor."""
@@ -356,8 +353,7 @@ class Shell:
         self._process = None
         if process.stdin is not None:
             process.stdin.close()
-        for pump in (self._control, self._answers, *self._pipes):
-            pump.drain()
+        self._answers.drain()
         self.ended = Ended(status, bytes(self._answer))
         self._answer.clear()
         if self._done is not None and not self._done.done():
