@@ -84,6 +84,17 @@ class Execution:
             stateful=request.stateful,
         )
 
+    def resumed(self) -> None:
+        """Say that its code has been run since an earlier service. Whether that was asked for input is not known, so it may have
+        been: a sandbox passes over what its kernel has not asked for.
+        """
+        self.running()
+        self.asks = self.request.allow_input
+
+    async def hear_rest(self, message: Streamed) -> bool:
+        """Take of what it tells then only what its caller has to answer: the rest is told at its end, from its answer."""
+        return await self.hear(message) if isinstance(message, Asked) else True
+
     async def hear(self, message: Streamed) -> bool:
         """Take what its sandbox tells while it runs; False where that is more output than was asked for. What is long is checked
         in a thread: the next is to be told after that.

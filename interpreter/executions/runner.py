@@ -296,8 +296,9 @@ class Runner:
         A sandbox that ended before it could know of the execution is no answer to it: a fresh one is, a few times.
         """
         if work.sent is not None and (resumed := self._resumed(work, work.sent)) is not None:
-            work.execution.running()
             adopted, run, pending = resumed
+            work.execution.resumed()
+            pending.hear = work.execution.hear_rest
             return adopted, run, await run.resumed(pending, work.sent.at)
         for attempt in range(ATTEMPTS):
             live = None if work.how else await self._sandbox(work)

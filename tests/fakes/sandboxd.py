@@ -21,6 +21,7 @@ from sandboxd.protocol import (
     Finished,
     FromSandbox,
     Hello,
+    Input,
     KernelStopped,
     Known,
     Outcome,
@@ -48,6 +49,7 @@ class Peer:
         self.told: dict[str, str] = {}
         self.cancelled: dict[str, asyncio.Event] = {}
         self.ids: list[str] = []
+        self.inputs: asyncio.Queue[str] = asyncio.Queue()
         self.running: dict[str, bool] = {}
         self.unsettled: dict[str, Finished | Refused] = {}
         self.unwanted: set[str] = set()
@@ -188,6 +190,8 @@ class Sandboxd:
             case Cancel():
                 if message.id in peer.cancelled:
                     peer.cancelled[message.id].set()
+            case Input():
+                peer.inputs.put_nowait(message.text)
             case Settled():
                 peer.settle(message.ids)
             case StopKernel():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sandboxd.protocol import Execute, KernelGone
+from sandboxd.protocol import Asked, Execute, KernelGone, Output
 
 from interpreter.backends.base import BackendUnavailable, Sandbox, Stats
 from interpreter.backends.fake import FakeBackend, FakeSandbox
@@ -130,6 +131,32 @@ async def test_a_finished_answer_is_delivered_once_and_settled(first: House, mak
     again = third.submit("gate", execution_id="r", stateful=False)
     assert (await third.service.settle(again)).stdout == "through"
     assert first.sandboxd.began == ["gate"]
+
+
+async def test_what_waits_for_input_is_answered_by_way_of_the_next_service(first: House, make_house: MakeHouse) -> None:
+    """Whether it has asked the one before or asks this one."""
+
+    async def ask_twice(peer: Peer, message: Execute) -> None:
+        peer.send(Asked(message.id, "first? "))
+        one = await peer.inputs.get()
+        peer.send(Output(message.id, "stdout", "between"))
+        peer.send(Asked(message.id, "second? "))
+        peer.finish(message, stdout=f"between {one} {await peer.inputs.get()}")
+
+    first.sandboxd.script["ask"] = ask_twice
+    asking = first.submit("ask", execution_id="a", stream=True, allow_input=True)
+    await asyncio.wait_for(until(lambda: asking.asks), 5)
+    await first.service.release()
+    second = await make_house(first)
+    again = second.service.execution("a", "u1")
+    await asyncio.wait_for(until(lambda: again.asks), 5)
+    await second.service.input(again, "x")
+    await asyncio.wait_for(until(lambda: again.asks), 5)
+    await second.service.input(again, "y")
+    assert (await second.service.settle(again)).stdout == "between x y"
+    told = [json.loads(event.body) for event in again.events.after()]
+    assert [event["type"] for event in told] == ["started", "input_request", "kernel", "stdout", "finished"]
+    assert (told[1]["prompt"], told[3]["text"]) == ("second? ", "between x y")
 
 
 async def test_what_a_sandbox_never_read_is_sent_again(first: House, make_house: MakeHouse) -> None:
