@@ -100,6 +100,7 @@ def test_a_detached_execution_is_followed_and_fetched_later(cellbox: Cellbox, sc
     assert list(events(cellbox, "GET", f"{url}/events", headers={"Last-Event-ID": "1"})) == found[2:]
 
 
+@pytest.mark.alone
 def test_the_first_byte_is_there_within_20_ms_at_the_median(cellbox: Cellbox, scope: str) -> None:
     cellbox.cell("1", scope=scope)
     took = []
