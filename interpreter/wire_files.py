@@ -89,6 +89,12 @@ class StoredFile(AnswerModel):
     sha256: str = Field(description="Their SHA-256 in hexadecimal.")
 
 
+class StoredFiles(AnswerModel):
+    """Files that were stored together."""
+
+    files: list[StoredFile] = Field(description="In the order of the request.")
+
+
 class Changed(AnswerModel):
     """What was made, moved, copied or changed."""
 

@@ -48,17 +48,24 @@ class Caller:
         body: Json | None = None,
         query: Mapping[str, str] | None = None,
         content: bytes | None = None,
+        files: Mapping[str, tuple[str, bytes]] | None = None,
     ) -> httpx.Response:
         """Return the answer to a call of ``route``, which has to have this status, and this code if it is an error.
 
-        parts: of the path. body: as JSON; content: as it is.
+        parts: of the path. body: as JSON; content: as it is; files: of a form.
         key: another one than the service's; empty for none. Raises StepFailed.
         """
         key = self._key if key is None else key
         path = route.format(**{name: quote(text, safe="") for name, text in (parts or {}).items()})
         try:
             answer = self._client.request(
-                method, path, json=body, content=content, params=query, headers={"X-API-Key": key} if key else {}
+                method,
+                path,
+                json=body,
+                content=content,
+                files=files,
+                params=query,
+                headers={"X-API-Key": key} if key else {},
             )
         except httpx.HTTPError as error:
             raise StepFailed(f"{method} {path}: {error or type(error).__name__}") from error
@@ -183,6 +190,8 @@ def _files(caller: Caller) -> None:
     caller.call("POST", route, {**one, "path": "smoke/out.txt"}, query={**ours, "op": "move", "to": "smoke/a/b"})
     found = caller.call("GET", route, {**one, "path": "smoke"}, query={**ours, "glob": "**/b"}).json()
     _expect([entry["name"] for entry in found["entries"]] == ["a/b"], found)
+    several = {"one": ("smoke/x", b"1"), "two": ("smoke/y", b"2")}
+    caller.call("POST", "/v1/files/{scope}", {"scope": caller.scope}, query=ours, files=several)
     caller.call("DELETE", route, {**one, "path": "smoke"}, query=ours)
     caller.call("GET", route, {**one, "path": "smoke"}, query=ours, status=404, code="file_not_found")
 

@@ -1,4 +1,4 @@
-"""An upload while its bytes arrive.
+"""An upload, of one file or several, while its bytes arrive.
 
 Promises: at most two blocks of it are in memory, one that fills and one that is being written in a thread; whatever happens
 to it, ``discard`` leaves neither a descriptor nor a file in staging, and never while a thread still uses them.
@@ -9,30 +9,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from interpreter.errors import BodyTooLarge
-from interpreter.files.tree import Check, Stored, Upload
+from interpreter.files import together
+from interpreter.files.tree import Check, Parts, Stored, Upload
 
 BLOCK_BYTES = 1024 * 1024
 
-_T = TypeVar("_T")
-
 
 class Incoming:
-    """One upload. ``add`` and ``commit`` are called one after the other; then, or at any time instead, ``discard``.
+    """One upload of at most ``limit`` bytes. ``start``, ``add`` and a commit are called one after the other; then, or at any time
+    instead, ``discard``.
 
-    begin: starts work in a thread. end: called once, when nothing of it is at work any more.
+    begin: starts work in a thread. opened: a new file in staging. end: called once, when nothing of it is at work any more.
     """
 
     def __init__(
         self,
         begin: Callable[[Callable[[], Any]], asyncio.Future[Any]],
-        upload: Upload,
+        opened: Callable[[Parts], Upload],
         end: Callable[[], None],
+        limit: int,
     ) -> None:
         self._begin = begin
-        self._upload = upload
+        self._opened = opened
+        self._limit = limit
+        self._uploads: list[Upload] = []
         self._end = end
         self._block = bytearray()
         self._working: asyncio.Future[Any] | None = None
@@ -40,28 +43,37 @@ class Incoming:
         self.size = 0
         """Bytes that have arrived."""
 
+    async def start(self, parts: Parts) -> None:
+        """Begin a file: what is added from now on is its. Nothing after ``discard``."""
+        await self._flush()
+        if not self._discarded:
+            self._working = self._begin(lambda: self._uploads.append(self._opened(parts)))
+            await self._working
+
     async def add(self, chunk: bytes) -> None:
         """Take bytes; returns when there is room for more. Raises BodyTooLarge at once, OSError for bytes before these."""
         self.size += len(chunk)
-        if self.size > self._upload.limit:
-            raise BodyTooLarge(f"The file is over {self._upload.limit} bytes.")
+        if self.size > self._limit:
+            raise BodyTooLarge(f"The upload is over {self._limit} bytes.")
         self._block += chunk
         if len(self._block) >= BLOCK_BYTES:
-            block, self._block = self._block, bytearray()
-            await self._idle()
-            if not self._discarded:
-                self._working = self._begin(lambda: self._upload.write(block))
+            await self._flush()
 
     async def commit(self, *, overwrite: bool = True, check: Check | None = None) -> Stored:
         """Write the rest, and make it the file of its name, see ``Upload.commit``. Not after ``discard``."""
+        await self._flush()
         await self._idle()
-
-        def work() -> Stored:
-            self._upload.write(self._block)
-            return self._upload.commit(overwrite=overwrite, check=check)
-
-        self._working = self._begin(work)
+        (upload,) = self._uploads
+        self._working = self._begin(lambda: upload.commit(overwrite=overwrite, check=check))
         stored: Stored = await self._working
+        return stored
+
+    async def commit_all(self) -> list[Stored]:
+        """The same for all files, together or none. Raises FileExists."""
+        await self._flush()
+        await self._idle()
+        self._working = self._begin(lambda: together.commit(self._uploads))
+        stored: list[Stored] = await self._working
         return stored
 
     def discard(self) -> None:
@@ -74,6 +86,14 @@ class Incoming:
             self._end()
         else:
             self._working.add_done_callback(self._worked)
+
+    async def _flush(self) -> None:
+        """Begin to write what there is."""
+        block, self._block = self._block, bytearray()
+        await self._idle()
+        if block and not self._discarded:
+            upload = self._uploads[-1]
+            self._working = self._begin(lambda: upload.write(block))
 
     async def _idle(self) -> None:
         if self._working is not None:

@@ -90,14 +90,14 @@ class Files:
         finally:
             await self._begin(blocks.close)
 
-    async def upload(self, key: Key, parts: Parts, *, limit: int) -> Incoming:
-        """Begin to store a file of at most ``limit`` bytes; the caller discards it in any case. Raises TooManyUploads."""
+    async def upload(self, key: Key, *, limit: int) -> Incoming:
+        """Begin to store files of at most ``limit`` bytes; the caller discards it in any case. Raises TooManyUploads."""
         if self._uploads >= MAX_UPLOADS:
             raise TooManyUploads(f"{MAX_UPLOADS} uploads are arriving, which is the limit.", retry_after_s=1.0)
         self._uploads += 1
         try:
             await self._make(key)
-            return await self._begin(lambda: self._incoming(key, parts, limit))
+            return await self._begin(lambda: self._incoming(key, limit))
         except BaseException:
             self._uploads -= 1
             raise
@@ -132,12 +132,16 @@ class Files:
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._disposing.shutdown)
 
-    def _incoming(self, key: Key, parts: Parts, limit: int) -> Incoming:
+    def _incoming(self, key: Key, limit: int) -> Incoming:
         with contextlib.ExitStack() as stack:
             tree = stack.enter_context(contextlib.closing(self._tree(key)))
-            upload = stack.enter_context(tree.upload(parts, limit=limit))
             kept = stack.pop_all()
-        return Incoming(self._begin, upload, lambda: self._end(kept))
+        return Incoming(
+            self._begin,
+            lambda parts: kept.enter_context(tree.upload(parts, limit=limit)),
+            lambda: self._end(kept),
+            limit,
+        )
 
     def _end(self, resources: contextlib.ExitStack) -> None:
         self._uploads -= 1

@@ -152,7 +152,7 @@ class Tree:
 
     def mkdir(self, parts: Parts) -> None:
         """Make a directory, and its parents. Raises FileExists."""
-        with self._parent(parts, make=True) as parent:
+        with self.parent(parts, make=True) as parent:
             if not self._make(parent, parts[-1]):
                 raise FileExists("There is something of this name already.")
 
@@ -181,7 +181,7 @@ class Tree:
 
     def _copy_directory(self, handle: int, target: Parts, limit: int, overwrite: bool) -> None:
         staged = secrets.token_hex(16).encode()
-        with self._parent(target, make=True) as parent, confine.scanning(handle) as source:
+        with self.parent(target, make=True) as parent, confine.scanning(handle) as source:
             os.mkdir(staged, 0o700, dir_fd=self.staging)
             try:
                 made = os.open(staged, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
@@ -191,7 +191,7 @@ class Tree:
                 finally:
                     os.close(made)
                 self._rename(self.staging, staged, parent, target[-1], overwrite=overwrite)
-                _sync(parent)
+                sync(parent)
             except BaseException:
                 self.dispose(staged)
                 raise
@@ -202,10 +202,10 @@ class Tree:
         """Rename an entry itself, a link as a link. Raises FileExists, also for a directory that is not empty."""
         if tuple(target[: len(source)]) == tuple(source):
             raise InvalidRequest("A file or directory cannot be moved to itself or below itself.")
-        with self._parent(source) as old, self._parent(target, make=True) as new:
+        with self.parent(source) as old, self.parent(target, make=True) as new:
             self._rename(old, source[-1], new, target[-1], overwrite=overwrite)
-            _sync(new)
-            _sync(old)
+            sync(new)
+            sync(old)
 
     def chmod(self, parts: Parts, mode: int) -> None:
         """Set the mode of a plain file or directory, without setuid, setgid or sticky."""
@@ -219,7 +219,7 @@ class Tree:
     def take_away(self, parts: Parts) -> bytes:
         """Move an entry itself out of sight, a directory with all that is in it; return what ``dispose`` takes."""
         holder = secrets.token_hex(16).encode()
-        with self._parent(parts) as parent:
+        with self.parent(parts) as parent:
             os.mkdir(holder, 0o700, dir_fd=self.staging)
             place = os.open(holder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
             try:
@@ -248,7 +248,7 @@ class Tree:
     # --- parts ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _parent(self, parts: Parts, *, make: bool = False) -> Iterator[int]:
+    def parent(self, parts: Parts, *, make: bool = False) -> Iterator[int]:
         """Yield a handle on the directory that has, or shall have, the entry ``parts``. make: with its parents."""
         if not parts:
             raise InvalidRequest("The root cannot be made, moved or removed here.")
@@ -285,7 +285,7 @@ class Tree:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(staged, dir_fd=self.staging)
-        _sync(parent)
+        sync(parent)
         return True
 
     def _give(self, descriptor: int, mode: int) -> None:
@@ -340,12 +340,11 @@ class Upload:
         check: told the state of what has the name (None: nothing), it raises to refuse; one at a time, so of two uploads that
         want the same old file only one is stored. Returns once it is on the disk. Raises FileExists.
         """
-        tree, leaf = self.tree, self.parts[-1]
-        tree._give(self.descriptor, FILE_MODE)
-        os.fsync(self.descriptor)
+        leaf = self.parts[-1]
+        self.complete()
         if check is not None:
             with _checking:
-                with contextlib.suppress(NoSuchFile), tree._parent(self.parts) as parent:
+                with contextlib.suppress(NoSuchFile), self.tree.parent(self.parts) as parent:
                     check(_state(parent, leaf))
                     check = None
                 if check is not None:
@@ -353,9 +352,15 @@ class Upload:
                 return self._place(leaf, overwrite=overwrite)
         return self._place(leaf, overwrite=overwrite)
 
+    def complete(self) -> Stored:
+        """Have it on the disk, and its owner's; what is left is its name. Return what is stored, as if it was new."""
+        self.tree._give(self.descriptor, FILE_MODE)
+        os.fsync(self.descriptor)
+        return Stored(self.size, self._sum.hexdigest(), new=True)
+
     def _place(self, leaf: bytes, *, overwrite: bool) -> Stored:
         tree = self.tree
-        with tree._parent(self.parts, make=True) as parent:
+        with tree.parent(self.parts, make=True) as parent:
             try:
                 tree._rename(tree.staging, self.name, parent, leaf, overwrite=False)
                 new = True
@@ -364,11 +369,11 @@ class Upload:
                     raise
                 tree._rename(tree.staging, self.name, parent, leaf, overwrite=True)
                 new = False
-            _sync(parent)
+            sync(parent)
         return Stored(self.size, self._sum.hexdigest(), new)
 
 
-def _sync(handle: int) -> None:
+def sync(handle: int) -> None:
     """Have the names of the directory behind ``handle`` on the disk."""
     with confine.scanning(handle) as directory:
         os.fsync(directory)

@@ -19,9 +19,12 @@ from interpreter.files.walking import matcher
 from interpreter.http import conditions, files_reading
 from interpreter.http.base import ApiHandler, Route
 from interpreter.http.conditions import Version
+from interpreter.http.multipart import Multipart
 from interpreter.http.requests import read_query
 from interpreter.keys import Key
 
+MAX_FILES = 100
+"""Of one upload."""
 ARRIVES_S = 24 * 3600.0
 """For a whole upload that goes on. One of which nothing comes for ``body_timeout_s`` ends before."""
 
@@ -122,9 +125,7 @@ class FileHandler(ApiHandler):
         connection.set_body_timeout(ARRIVES_S)
         try:
             query = read_query(wire_files.FileQuery, self.request.query)
-            key = Key.of(self.path_args[0], query.session)
-            parts = parts_of(self._given_path())
-            incoming = await self.api.service.files.upload(key, parts, limit=self.api.limits.max_upload_bytes)
+            incoming = await self._expect(Key.of(self.path_args[0], query.session))
         except ServiceError as error:
             self._refuse(error)
             return
@@ -142,12 +143,28 @@ class FileHandler(ApiHandler):
             return
         self._arrived_at = asyncio.get_running_loop().time()
         try:
-            await self._incoming.add(chunk)
+            await self._take(self._incoming, chunk)
         except (ServiceError, OSError) as error:
             self._drop()
             if not isinstance(error, ServiceError):
                 raise
             self._refuse_early(error)
+
+    async def _expect(self, key: Key) -> Incoming:
+        """Have a place for what will come. Raises ServiceError."""
+        parts = parts_of(self._given_path())
+        if not parts:
+            raise InvalidRequest("The root is no file.")
+        incoming = await self.api.service.files.upload(key, limit=self.api.limits.max_upload_bytes)
+        try:
+            await incoming.start(parts)
+        except BaseException:
+            incoming.discard()
+            raise
+        return incoming
+
+    async def _take(self, incoming: Incoming, chunk: bytes) -> None:
+        await incoming.add(chunk)
 
     def on_connection_close(self) -> None:
         """Keep nothing of an upload whose caller has left."""
@@ -178,6 +195,49 @@ class FileHandler(ApiHandler):
         """The path as it was sent, percent-encoded: Tornado would have decoded it before it is split."""
         sent = self.request.path.split("/", 4)[4]
         return "".join(char if char < "\x80" else f"%{ord(char):02X}" for char in sent)
+
+
+class FilesHandler(FileHandler):
+    """All files of a session."""
+
+    def initialize(self, route: Route | None = None) -> None:
+        """Take the route and start empty."""
+        super().initialize(route)
+        self._multipart: Multipart | None = None
+        self._paths: list[Parts] = []
+
+    async def on_post(self, _scope: str, _query: wire_files.FileQuery, _body: wire.NoBody) -> None:  # type: ignore[override]  # its route has no path
+        """Make what has arrived files, all of them or none."""
+        incoming, self._incoming = self._incoming, None
+        if incoming is None or self._multipart is None:
+            return  # the caller left, and the upload with it
+        try:
+            self._multipart.close()
+            stored = await incoming.commit_all()
+        finally:
+            incoming.discard()
+        files = [
+            {"path": shown(b"/".join(parts))[0], "size": each.size, "sha256": each.sha256}
+            for parts, each in zip(self._paths, stored, strict=True)
+        ]
+        self.send({"files": files})
+
+    async def _expect(self, key: Key) -> Incoming:
+        self._multipart = Multipart(self.request.headers.get("Content-Type", ""))
+        return await self.api.service.files.upload(key, limit=self.api.limits.max_upload_bytes)
+
+    async def _take(self, incoming: Incoming, chunk: bytes) -> None:
+        for piece in self._multipart.feed(chunk) if self._multipart is not None else ():
+            if isinstance(piece, bytes):
+                await incoming.add(piece)
+                continue
+            parts = parts_of_text(piece)
+            if parts in self._paths:
+                raise InvalidRequest("Two files have the same path.")
+            if len(self._paths) == MAX_FILES:
+                raise InvalidRequest(f"More than {MAX_FILES} files come at once.")
+            self._paths.append(parts)
+            await incoming.start(parts)
 
 
 def listing(tree: Tree, parts: Parts, query: wire_files.ListingQuery) -> bytes:

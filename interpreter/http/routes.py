@@ -222,6 +222,20 @@ ROUTES: tuple[Route, ...] = (
         },
     ),
     Route(
+        "/v1/files/{scope}",
+        files.FilesHandler,
+        {
+            "POST": Operation(
+                "Store the parts of the body as files, whose paths are their filenames: all of them or none.",
+                answer=wire_files.StoredFiles,
+                takes="multipart/form-data",
+                query=wire_files.FileQuery,
+                errors=_STORING,
+                example={"scope": "u1", "session": "chatA"},
+            )
+        },
+    ),
+    Route(
         "/v1/files/{scope}/{path}",
         files.FileHandler,
         {

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 _AT_FDCWD = -100
-_RENAME_NOREPLACE = 1
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -26,10 +26,19 @@ def rename_new(old: Path, new: Path) -> None:
 
 def rename_new_at(old_directory: int, old: bytes, new_directory: int, new: bytes) -> None:
     """The same for names in directories that are open."""
+    _rename(old_directory, old, new_directory, new, _RENAME_NOREPLACE)
+
+
+def exchange_at(one_directory: int, one: bytes, other_directory: int, other: bytes) -> None:
+    """Give each of two entries the other's name. Raises OSError, FileNotFoundError where there is only one."""
+    _rename(one_directory, one, other_directory, other, _RENAME_EXCHANGE)
+
+
+def _rename(old_directory: int, old: bytes, new_directory: int, new: bytes, flags: int) -> None:
     call = getattr(_libc, "renameat2", None)
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if call(old_directory, old, new_directory, new, _RENAME_NOREPLACE):
+    if call(old_directory, old, new_directory, new, flags):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

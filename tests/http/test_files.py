@@ -364,6 +364,61 @@ async def test_what_is_below_a_directory_is_listed_with_paths(served: Served):
     assert (await get(served, "?glob=/x")).code == "invalid_request"
 
 
+# --- several files at once ------------------------------------------------------------------------------------------
+
+
+async def form(served: Served, files: list[tuple[str, bytes]], **fields: str) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}", trust_env=False) as client:
+        given = [("file", one) for one in files]
+        return await client.post("/v1/files/u1", files=given, data=fields, headers={"X-API-Key": KEY}, timeout=20)
+
+
+async def test_several_files_are_stored_together(served: Served):
+    await put(served, "d/old", b"old")
+    large = os.urandom(3 * 2**20)
+    reply = await form(served, [("d/old", b"new"), ('a "b".txt', b""), ("é/large", large)])
+    assert reply.status_code == 200
+    assert [(one["path"], one["size"]) for one in reply.json()["files"]] == [
+        ("d/old", 3),
+        ('a "b".txt', 0),
+        ("é/large", len(large)),
+    ]
+    assert (await get(served, "%C3%A9/large")).body == large
+    assert (await get(served, "d/old")).body == b"new"
+    assert (await get(served, "a%20%22b%22.txt")).body == b""
+    staging = served.service.data.path / "u1/.staging"
+    await until(lambda: os.listdir(staging) == [])
+
+
+@pytest.mark.parametrize(
+    ("bad", "fields", "status"),
+    [
+        ("taken", {}, 409),
+        ("../x", {}, 400),
+        ("a/", {}, 400),
+        ("new", {}, 400),
+        ("x", {"field": "that is no file"}, 400),
+    ],
+)
+async def test_of_several_files_none_is_stored_where_one_cannot_be(served: Served, bad, fields, status):
+    await put(served, "old", b"old")
+    await put(served, "taken/f")
+    before = descriptors()
+    reply = await form(served, [("old", b"other"), ("new", b"new"), (bad, b"bad"), ("last", b"")], **fields)
+    assert reply.status_code == status, reply.text
+    assert await names(served) == ["old", "taken"]
+    assert (await get(served, "old")).body == b"old"
+    staging = served.service.data.path / "u1/.staging"
+    await until(lambda: os.listdir(staging) == [] and descriptors() <= before)
+
+
+async def test_several_files_have_one_limit():
+    async with limited() as served:
+        reply = await form(served, [("a", bytes(2**19)), ("b", bytes(2**19 + 1))])
+        assert reply.status_code == 413
+        assert (await get(served, "")).code == "file_not_found"
+
+
 # --- archives -------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,46 @@
+"""Several uploads that get their names together or not at all.
+
+Promises: what is replaced is kept until all have their names, so a failure gives each the old one back. Parents that were made
+stay. Blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from interpreter.files import confine
+from interpreter.files.errors import FileExists
+from interpreter.files.tree import Stored, Upload, sync
+from interpreter.scopes.renaming import exchange_at, rename_new_at
+
+
+def commit(uploads: Sequence[Upload]) -> list[Stored]:
+    """Make each the file of its name. Raises FileExists where one names a directory."""
+    stored = [upload.complete() for upload in uploads]
+    with ExitStack() as parents, ExitStack() as undo:
+        new = [_place(upload, parents, undo) for upload in uploads]
+        undo.pop_all()
+    return [replace(each, new=is_new) for each, is_new in zip(stored, new, strict=True)]
+
+
+def _place(upload: Upload, parents: ExitStack, undo: ExitStack) -> bool:
+    """Give an upload its name; whether nothing had it. What had it gets the name in staging, which goes with the upload."""
+    staging, name, leaf = upload.tree.staging, upload.name, upload.parts[-1]
+    parent = parents.enter_context(upload.tree.parent(upload.parts, make=True))
+    with confine.translated():
+        try:
+            rename_new_at(staging, name, parent, leaf)
+        except FileExistsError:
+            exchange_at(staging, name, parent, leaf)
+            undo.callback(exchange_at, parent, leaf, staging, name)
+            if stat.S_ISDIR(os.stat(name, dir_fd=staging, follow_symlinks=False).st_mode):
+                raise FileExists("One of the files has the name of a directory.") from None
+            sync(parent)
+            return False
+        undo.callback(rename_new_at, parent, leaf, staging, name)
+    sync(parent)
+    return True
