@@ -41,14 +41,23 @@ class Listener:
 
     async def accept(self, *, within_s: float) -> socket.socket:
         """Return the first connection and stop listening. Raises LinkTimeout when none came in time."""
+        # Not sock_accept: cancelled in the moment when somebody dials, it loses the connection, which nobody closes then.
+        loop, listening, dialled = asyncio.get_running_loop(), self._socket.fileno(), asyncio.Event()
+        loop.add_reader(listening, dialled.set)
         try:
             async with asyncio.timeout(within_s):
-                connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
+                while True:
+                    await dialled.wait()
+                    dialled.clear()
+                    with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it has gone again
+                        connection, _ = self._socket.accept()
+                        connection.setblocking(False)
+                        return connection
         except TimeoutError as error:
             raise LinkTimeout("nothing dialled in time") from error
         finally:
+            loop.remove_reader(listening)
             self.close()
-        return connection
 
     def close(self) -> None:
         """Stop listening and remove the socket file. May be called any number of times."""

@@ -57,6 +57,19 @@ async def test_a_cancelled_accept_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+async def test_whoever_dials_as_the_wait_is_cancelled_is_refused(tmp_path: Path) -> None:
+    task = asyncio.get_running_loop().create_task(Listener(tmp_path).accept(within_s=60))
+    await asyncio.sleep(0)
+    dialled = dial(tmp_path)
+    await asyncio.sleep(0)  # the loop has seen it, and has not told the task yet
+    task.cancel()
+    await asyncio.wait([task])
+    dialled.setblocking(False)
+    with pytest.raises(ConnectionResetError):
+        dialled.recv(1)
+    dialled.close()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="owners can only be changed by root")
 async def test_the_socket_belongs_to_the_scopes_uid(tmp_path: Path) -> None:
     listener = Listener(tmp_path, uid=4242, gid=4343)
