@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
 import os
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import msgspec
 
 from interpreter import wire, wire_files
 from interpreter.errors import InvalidRequest, ServiceError
@@ -253,7 +255,7 @@ def listing(tree: Tree, parts: Parts, query: wire_files.ListingQuery) -> bytes:
         "truncated": following is not None,
         "next": None if following is None else quote_from_bytes(following),
     }
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+    return msgspec.json.encode(answer)
 
 
 def _described(entry: Entry) -> dict[str, Any]:
@@ -262,9 +264,15 @@ def _described(entry: Entry) -> dict[str, Any]:
         "name": name,
         "is_dir": entry.is_dir,
         "size": entry.size,
-        "mod_time": f"{conditions.moment(entry.modified_ns / 1e9):%Y-%m-%dT%H:%M:%SZ}",
+        "mod_time": _shown_time(entry.modified_ns // 1_000_000_000),
     }
     return described if raw is None else {**described, "raw": raw}
+
+
+@functools.lru_cache(maxsize=4096)
+def _shown_time(seconds: int) -> str:
+    """The time of a file in RFC 3339; files of one directory often have the same, and formatting is what a listing costs."""
+    return conditions.moment(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _needed(name: str, value: str | None) -> str:
