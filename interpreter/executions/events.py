@@ -33,6 +33,8 @@ MAX_TEXT = 256 * 1024
 BATCH_BYTES = 256 * 1024
 """Of what a reader gets at once."""
 
+_EVENTS_AT_ONCE = 4096
+
 _json = msgspec.json.Encoder()
 _TYPES = (
     "started",
@@ -203,22 +205,31 @@ class EventLog:
         return sum(end - start for start, end in self._texts(stream))
 
     def text(self, stream: StreamName, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes of ``stream`` from ``start`` up to ``stop``, in pieces of some 256 KiB at most."""
+        """Yield the bytes of ``stream`` from ``start`` up to ``stop``, in pieces of some 256 KiB, or of some thousand events."""
         self._seal()
-        at = 0
-        for begin, end in self._texts(stream):
+        at, piece, window, window_at = 0, bytearray(), b"", 0
+        for number, (begin, end) in enumerate(self._texts(stream), 1):
             first, last = max(begin, begin + start - at), min(end, begin + stop - at)
             if first < last:
-                yield self._spool.read(first, last - first)
+                # Many that are short lie side by side, and each read costs some system calls.
+                if last > window_at + len(window):
+                    window_at, length = first, max(last - first, min(BATCH_BYTES, len(self._spool) - first))
+                    window = self._spool.read(first, length)
+                piece += window[first - window_at : last - window_at]
             at += end - begin
             if at >= stop:
-                return
+                break
+            if len(piece) >= BATCH_BYTES or number % _EVENTS_AT_ONCE == 0:
+                yield bytes(piece)
+                piece.clear()
+        if piece:
+            yield bytes(piece)
 
     def _texts(self, stream: StreamName) -> Iterator[tuple[int, int]]:
         self._complete()
-        kind, start = _TEXTS[stream], 0
+        kinds, kind, start = self._kinds, _TEXTS[stream], 0  # as they are now: the log may be discarded meanwhile
         for number, end in enumerate(self._ends):
-            if self._kinds[number] == kind:
+            if kinds[number] == kind:
                 yield start, end
             start = end
 

@@ -79,6 +79,9 @@ class Spool:
         """Return ``length`` bytes from ``start`` on."""
         if self._file is None or start + length <= len(self._memory):
             return bytes(self._memory[start : start + length])
+        for edge in (len(self._memory), self._refused_at if self._refused else 0):
+            if start < edge < start + length:
+                return self.read(start, edge - start) + self.read(edge, start + length - edge)
         if self._refused and start >= self._refused_at:
             return self._refused[start - self._refused_at :][:length]
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import ClassVar, Literal
 
@@ -41,6 +42,7 @@ class StdoutHandler(ApiHandler):
             for piece in events.text(self.STREAM, start, stop):
                 self.write(piece)
                 await self.flush()
+                await asyncio.sleep(0)  # All others have their turn, however fast it is taken.
             await self.finish()
         except StreamClosedError:
             pass  # It has what it wanted.

@@ -19,7 +19,7 @@ from interpreter.executions.events import BATCH_BYTES, EventLog
 from interpreter.executions.execution import Execution
 from interpreter.executions.jsontext import checked
 from interpreter.executions.model import HEAVY_JSON, ExecRequest, Life, Timing, answer
-from interpreter.executions.spool import MEMORY_BYTES
+from interpreter.executions.spool import MEMORY_BYTES, Spool
 
 
 def told(log: EventLog, seq: int = -1) -> list[dict[str, Any]]:
@@ -255,3 +255,46 @@ def test_a_letter_that_a_full_disk_has_cut_is_no_failure(
     assert [record.message for record in caplog.records] == ["output could not be kept"]
     caplog.clear()
     log.discard()
+
+
+def test_a_stream_of_many_short_pieces_is_read_in_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog("e", folder=tmp_path)
+    for number in range(50_000):
+        log.add_text("stdout", f"{number:03}"[-3:])
+        log.add_text("stderr", "b")
+    assert log.stored
+    reads = 0
+    read = Spool.read
+
+    def counted(spool: Spool, start: int, length: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return read(spool, start, length)
+
+    monkeypatch.setattr(Spool, "read", counted)
+    whole = "".join(f"{number:03}"[-3:] for number in range(50_000)).encode()
+    assert b"".join(log.text("stdout", 1, 149_999)) == whole[1:149_999]
+    assert reads <= 3
+    log.discard()
+
+
+def test_who_reads_a_stream_that_is_forgotten_meanwhile_gets_an_end(tmp_path: Path) -> None:
+    log = EventLog("e", folder=tmp_path)
+    for _ in range(10):
+        log.add_text("stdout", "x" * 200_000)
+    reading = log.text("stdout", 0, 2_000_000)
+    assert next(reading)
+    log.discard()
+    assert b"".join(reading) == b""
+
+
+def test_what_memory_has_and_what_a_full_disk_has_not_taken_are_read_as_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    spool = Spool(tmp_path / "file")  # which takes no files
+    pieces = [b"a" * MEMORY_BYTES, b"b" * 10, b"c" * 5]
+    for piece in pieces:
+        spool.append(piece)
+    whole = pieces[0] + b"\0" * 10 + pieces[2]
+    assert spool.read(0, len(whole)) == whole
+    assert spool.read(7, len(whole) - 9) == whole[7:-2]
+    spool.close()
