@@ -28,8 +28,8 @@ from interpreter.backends import environment as environments
 from interpreter.backends.base import Backend, BackendError, Limits
 from interpreter.backends.choose import BackendConfig, Choice, choose
 from interpreter.backends.tenant_environment import tenant_environment
-from interpreter.http.base import Api, ExecLimits
 from interpreter.http.guard import Guard
+from interpreter.http.operations import Api, ExecLimits
 from interpreter.http.routes import application
 from interpreter.http.server import ApiServer, ConnectionLimits
 from interpreter.http.websocket import close_all

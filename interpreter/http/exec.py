@@ -7,8 +7,9 @@ from dataclasses import replace
 from interpreter import languages, wire
 from interpreter.errors import CodeTooLarge, NotBuilt, UnknownLanguage, UnsupportedField
 from interpreter.executions.model import ExecRequest
-from interpreter.http.base import ApiHandler, ExecLimits
+from interpreter.http.base import ApiHandler
 from interpreter.http.events import last_event_id, send_events
+from interpreter.http.operations import ExecLimits
 
 
 class ExecHandler(ApiHandler):

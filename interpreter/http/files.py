@@ -19,9 +19,10 @@ from interpreter.files.service import OpenFile
 from interpreter.files.tree import Entry, Parts, Tree
 from interpreter.files.walking import matcher
 from interpreter.http import conditions, files_reading
-from interpreter.http.base import ApiHandler, Route
+from interpreter.http.base import ApiHandler
 from interpreter.http.conditions import Version
 from interpreter.http.multipart import Multipart
+from interpreter.http.operations import Route
 from interpreter.http.requests import read_query
 from interpreter.keys import Key
 

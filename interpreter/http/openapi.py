@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 
 from interpreter import errors, wire
 from interpreter.errors import ServiceError
-from interpreter.http.base import ApiHandler, Operation, Route
+from interpreter.http.base import ApiHandler
 from interpreter.http.errors import (
     STATUS,
     HeadTooLarge,
@@ -25,6 +25,7 @@ from interpreter.http.errors import (
     TooManyConnections,
     UnsupportedEncoding,
 )
+from interpreter.http.operations import Operation, Route
 
 COMMON: tuple[type[ServiceError], ...] = (
     errors.InvalidRequest,

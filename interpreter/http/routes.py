@@ -11,8 +11,9 @@ from interpreter import errors, wire, wire_files
 from interpreter.files import errors as file_errors
 from interpreter.http import events, executions, files, health, kernels, metrics, openapi, outputs, scopes, websocket
 from interpreter.http import exec as exec_
-from interpreter.http.base import Api, ApiHandler, Operation, Route, log_request
+from interpreter.http.base import ApiHandler, log_request
 from interpreter.http.errors import RangeNotSatisfiable
+from interpreter.http.operations import Api, Operation, Route
 
 _STARTING = (errors.RuntimeUnavailable, errors.SandboxStartFailed, errors.SingleTenant, errors.TooManySessions)
 _KERNEL = {"scope": "u1", "language": "python", "session": "chatA"}

@@ -26,9 +26,10 @@ from interpreter.errors import InvalidRequest, ServiceError, TooManyExecutions, 
 from interpreter.executions.events import Event
 from interpreter.executions.execution import Execution
 from interpreter.http import strict_json
-from interpreter.http.base import Api, ApiHandler
+from interpreter.http.base import ApiHandler
 from interpreter.http.events import follow
 from interpreter.http.exec import exec_request
+from interpreter.http.operations import Api
 from interpreter.http.requests import quoted, read_values
 from interpreter.tasks import Tasks
 

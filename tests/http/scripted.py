@@ -17,8 +17,8 @@ from interpreter.errors import ExecutionNotFound, ServiceError
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer
 from interpreter.files.service import Files
-from interpreter.http.base import Api, ExecLimits
 from interpreter.http.guard import Guard
+from interpreter.http.operations import Api, ExecLimits
 from interpreter.http.routes import application
 from interpreter.http.server import ApiServer, ConnectionLimits
 from interpreter.keys import Key

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from interpreter.errors import CwdNotFound, QueueFull, QueueTimeout
-from interpreter.http.base import ExecLimits
+from interpreter.http.operations import ExecLimits
 from tests.http.scripted import KEY, Served, serving, until
 
 

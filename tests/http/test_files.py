@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from interpreter.files import service as files_service
-from interpreter.http.base import ExecLimits
+from interpreter.http.operations import ExecLimits
 from interpreter.http.server import ConnectionLimits
 from tests.http.scripted import KEY, Reply, Served, serving, until
 
