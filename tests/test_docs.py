@@ -180,6 +180,8 @@ def test_the_tour_of_the_readme_works_as_typed(tmp_path: Path) -> None:
         for language, content in rest:
             if language == "sh":
                 answers = json_values(run(content))
+            elif language == "python":
+                run(f"{sys.executable} - <<'END'\n{content}END")
             else:
                 shown = json_values(content)
                 assert len(shown) == len(answers)
