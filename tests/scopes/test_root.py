@@ -211,3 +211,23 @@ def test_run_directories_come_and_go(root: DataRoot) -> None:
     root.drop_run_dir(SandboxId("0123456789abcdef"))
     root.drop_run_dir(SandboxId("0123456789abcdef"))
     assert not path.exists()
+
+
+def test_what_a_killed_service_was_storing_goes_with_the_next_start(tmp_path: Path) -> None:
+    first = DataRoot(tmp_path / "data", Ids(own=True))
+    first.open()
+    first.prepare(Key("u1", None))
+    staging = tmp_path / "data/u1/.staging"
+    (staging / "deep/er").mkdir(parents=True)
+    (staging / "half").write_bytes(b"half")
+    (tmp_path / "data/u1/workspace/kept").write_bytes(b"whole")
+    first.close()
+    second = DataRoot(tmp_path / "data", Ids(own=True))
+    second.open()
+    root, place, *_ = second.open_directories(Key("u1", None))
+    try:
+        assert (os.listdir(root), os.listdir(place), os.listdir(tmp_path / "data/.trash")) == (["kept"], [], [])
+    finally:
+        os.close(root)
+        os.close(place)
+        second.close()
