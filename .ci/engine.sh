@@ -40,18 +40,38 @@ install_engine() {
   "${install[@]}" >/dev/null 2>&1 || { apt-get update -qq >/dev/null 2>&1 || true; "${install[@]}" >/dev/null; }
 }
 
+# gVisor, where there is a package of it; without it its tests are skipped by name.
+install_gvisor() {
+  if ! command -v runsc >/dev/null && command -v apt-get >/dev/null; then
+    say "installing runsc with apt-get"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends runsc >/dev/null 2>&1 ||
+      say "there is no package of it: the tests of gVisor are skipped"
+  fi
+}
+
+# Writes the engine's configuration, which knows gVisor where that is installed; prints the file's name.
+configuration() {
+  local path runtimes=""
+  if path=$(command -v runsc); then
+    runtimes="\"runsc\": {\"path\": \"$path\", \"runtimeArgs\": [\"--host-uds=open\", \"--network=none\"]}"
+  fi
+  printf '{"runtimes": {%s}}\n' "$runtimes" >"$STATE/daemon.json"
+  printf '%s' "$STATE/daemon.json"
+}
+
 start_own() {
   [ "$(id -u)" = 0 ] || { say "no container engine answers, and only root can start one"; return 1; }
   install_engine || { say "no container engine answers, and none can be installed here"; return 1; }
   if answers ""; then return; fi # its package has started one
+  install_gvisor
   mkdir -p -m 0711 "$STATE" "$DATA"
   (
     flock 9 # two that start at once start one
     own_pid >/dev/null && exit
     rm -f "$STATE/docker.pid"
     if [ -e "$STATE/log" ]; then mv "$STATE/log" "$STATE/log.before"; fi
-    setsid dockerd --host="$SOCKET" --data-root="$DATA" --exec-root="$STATE/exec" --pidfile="$STATE/docker.pid" \
-      --shutdown-timeout=5 </dev/null >"$STATE/log" 2>&1 9>&- 8>&- &
+    setsid dockerd --config-file="$(configuration)" --host="$SOCKET" --data-root="$DATA" --exec-root="$STATE/exec" \
+      --pidfile="$STATE/docker.pid" --shutdown-timeout=5 </dev/null >"$STATE/log" 2>&1 9>&- 8>&- &
   ) 9>"$STATE/starting"
   local deadline=$((SECONDS + START_S))
   until answers "$SOCKET"; do

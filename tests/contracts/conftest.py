@@ -36,6 +36,7 @@ BUBBLEWRAP = pytest.param(
     ),
 )
 DOCKER = pytest.param("docker", marks=engines.needed)
+GVISOR = pytest.param("runsc", marks=[engines.needed, engines.gvisor_needed])
 PROCESS = pytest.param("process", marks=pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"))
 
 PROGRAMS = {
@@ -104,7 +105,8 @@ class House:
     """A backend with what it needs around it."""
 
     def __init__(self, kind: str, root: Path, *, uid: int | None = None, idle_s: float = 60.0) -> None:
-        self.kind = kind
+        self.kind = "docker" if kind == "runsc" else kind
+        self.runtime = "runsc" if kind == "runsc" else ""
         self.root = root
         self.uid = uid or apart.uid()
         self.behaviour = "idle"
@@ -126,6 +128,7 @@ class House:
                 idle_s=idle_s,
                 probe_uid=PROBE_UID,
                 image=tiny.make(engines.ADDRESS),
+                runtime=self.runtime,
                 address=engines.ADDRESS,
                 boot=self._boot("/usr/bin/python3"),
             )
@@ -246,7 +249,7 @@ async def house(kind: str) -> AsyncIterator[House]:
     try:
         await made.backend.check()
         yield made
-        if kind == "docker":  # what has ended is removed from the engine a moment later
+        if made.kind == "docker":  # what has ended is removed from the engine a moment later
             await until(lambda: not made.containers())
         made.nothing_left()
     finally:

@@ -16,9 +16,9 @@ import pytest
 from interpreter.backends.base import SandboxExit
 from interpreter.backends.bubblewrap import ending
 from interpreter.backends.bubblewrap.sandbox import BubblewrapSandbox
-from tests.contracts.conftest import BUBBLEWRAP, DOCKER, PROCESS, House, until
+from tests.contracts.conftest import BUBBLEWRAP, DOCKER, GVISOR, PROCESS, House, until
 
-every_backend = pytest.mark.parametrize("kind", ["fake", PROCESS, BUBBLEWRAP, DOCKER])
+every_backend = pytest.mark.parametrize("kind", ["fake", PROCESS, BUBBLEWRAP, DOCKER, GVISOR])
 on_the_host = pytest.mark.parametrize("kind", [PROCESS, BUBBLEWRAP, DOCKER])
 with_limits = pytest.mark.parametrize("kind", [BUBBLEWRAP, DOCKER])
 supervised = pytest.mark.parametrize("kind", [BUBBLEWRAP])

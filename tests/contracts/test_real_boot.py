@@ -18,6 +18,7 @@ from tests import engines
 from tests.contracts.conftest import BUBBLEWRAP, PROBE_UID, PROCESS, House
 
 DOCKER_IMAGE = pytest.param("docker", marks=engines.image_needed)
+GVISOR_IMAGE = pytest.param("runsc", marks=[engines.image_needed, engines.gvisor_needed])
 
 
 @contextlib.asynccontextmanager
@@ -53,12 +54,17 @@ def real(house: House) -> Backend:
         return BubblewrapBackend(root=house.root, lock=house.lock, idle_s=60, probe_uid=PROBE_UID)
     if house.kind == "docker":
         return DockerBackend(
-            root=house.root, idle_s=60, probe_uid=PROBE_UID, image=engines.IMAGE, address=engines.ADDRESS
+            root=house.root,
+            idle_s=60,
+            probe_uid=PROBE_UID,
+            image=engines.IMAGE,
+            runtime=house.runtime,
+            address=engines.ADDRESS,
         )
     return ProcessBackend(root=house.root)
 
 
-@pytest.mark.parametrize("kind", [PROCESS, BUBBLEWRAP, DOCKER_IMAGE])
+@pytest.mark.parametrize("kind", [PROCESS, BUBBLEWRAP, DOCKER_IMAGE, GVISOR_IMAGE])
 async def test_the_boot_process_dials_and_greets(house: House) -> None:
     backend = real(house)
     await backend.check()
@@ -74,7 +80,7 @@ async def test_the_boot_process_dials_and_greets(house: House) -> None:
     assert (await sandbox.wait()).status == 137
 
 
-@pytest.mark.parametrize("kind", [BUBBLEWRAP, DOCKER_IMAGE])
+@pytest.mark.parametrize("kind", [BUBBLEWRAP, DOCKER_IMAGE, GVISOR_IMAGE])
 async def test_an_adopted_boot_process_dials_again_and_again(house: House) -> None:
     backend = real(house)
     await backend.check()

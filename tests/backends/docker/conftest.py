@@ -36,6 +36,8 @@ class PrivateEngine:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.data = place / "data"
+        self.configuration = place / "daemon.json"
+        self.configuration.write_text("{}")
         self.address = f"unix://{place}/docker.sock"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -53,7 +55,14 @@ class PrivateEngine:
             "--storage-driver",
             "overlay2",
         ]
-        command += ["--exec-root", str(self.place / "exec"), "--pidfile", str(self.place / "pid")]
+        command += [
+            "--config-file",
+            str(self.configuration),
+            "--exec-root",
+            str(self.place / "exec"),
+            "--pidfile",
+            str(self.place / "pid"),
+        ]
         command += ["--bridge", "none", "--iptables=false", "--ip6tables=false", "--shutdown-timeout", "1"]
         for pid in ("pid", "exec/containerd/containerd.pid"):  # it believes in a pid whose zombie is there
             (self.place / pid).unlink(missing_ok=True)
