@@ -65,7 +65,7 @@ async def test_removals_that_hang_take_no_other_call_along(row: Row) -> None:
     assert {type(each) for each in said} == {BackendError}
     await asyncio.wait_for(row.engine.call(row.engine.client.ping), 20)
     assert row.forgotten == []
-    assert all(each.hanging for each in every)
+    await until(lambda: all(each.hanging for each in every))
     release.set()
     await until(lambda: len(row.forgotten) == MANY)
     assert not any(each.hanging for each in every)
