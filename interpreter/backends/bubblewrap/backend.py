@@ -92,7 +92,7 @@ class BubblewrapBackend(Backend):
         self._environment: environments.Environment | None = None
 
     async def check(self) -> list[str]:
-        """Prove it by starting a sandbox with the real flags that runs ``true``."""
+        """Prove it by starting a sandbox with the real flags, whose program ends when it sees a file in its link directory."""
         try:
             await self._check()
         except (OSError, subprocess.SubprocessError) as error:
@@ -299,8 +299,9 @@ class BubblewrapBackend(Backend):
             ident = SandboxId(secrets.token_hex(8))
             spec = SandboxSpec(ident, uid, uid, place / "workspace", place / "user", place / "link", limits)
             try:
-                sandbox = await self._start(spec, ["/usr/bin/true"])
+                sandbox = await self._start(spec, ["/bin/sh", "-c", _PROBE])
                 try:
+                    (place / "link" / _PROBE_SEEN).touch()  # not before: its supervisor takes hold of it while it runs
                     async with asyncio.timeout(_START_S):
                         end = await sandbox.wait()
                 finally:
@@ -333,6 +334,8 @@ class BubblewrapBackend(Backend):
         return found
 
 
+_PROBE_SEEN = "go"
+_PROBE = f"until [ -e {inside.LINK}/{_PROBE_SEEN} ]; do sleep 0.01; done"
 _PROBE_FAILED = (
     "bubblewrap cannot make sandboxes here: unprivileged user namespaces are probably switched off. See the log for"
     " what it said; check /proc/sys/user/max_user_namespaces, kernel.unprivileged_userns_clone and"

@@ -288,3 +288,13 @@ async def test_a_host_that_is_too_slow(house: House, works_afterwards: None, mon
             BackendError, match="not be started in time: the host is overloaded; lower SANDBOX_MAX_SESS"
         ):
             await house.backend.start(house.spec())
+
+
+async def test_the_probe_waits_to_be_seen(
+    house: House, works_afterwards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_PROBE_SEEN", "another")
+        patch.setattr(module, "_START_S", 1.5)
+        with pytest.raises(BackendUnavailable, match="cannot make sandboxes here"):
+            await house.backend.check()
