@@ -25,6 +25,8 @@ from interpreter.client import Client, InvalidRequest, Session
 
 Notebook = dict[str, Any]
 _BAR = 20
+_CAUSE = 300
+"""Characters of an error that are said on the terminal; the notebook has all of it."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,6 +103,7 @@ def execute(
                     "traceback": [],
                 }
                 cell["outputs"].append(ended)
+            progress.failed(number, cell["outputs"])
             failed.append(number)
             if not keep_going:
                 break
@@ -136,6 +139,14 @@ class Progress:
                 print("\r\033[K", end="", file=sys.stderr, flush=True)
             elif self._lines:
                 print(f"cell {number} of {self.total}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+    def failed(self, number: int, outputs: list[dict[str, Any]]) -> None:
+        """Say that a cell failed, and of what."""
+        if self._bar or self._lines:
+            errors = [each for each in outputs if each["output_type"] == "error"]
+            parts = [errors[-1]["ename"], errors[-1]["evalue"]] if errors else []
+            cause = "".join(sign if sign.isprintable() else " " for sign in ": ".join(filter(None, parts))[:_CAUSE])
+            print(f"cell {number} of {self.total} failed{cause and f': {cause}'}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -172,7 +172,9 @@ def _timeout(caller: Caller) -> None:
 def _apart(caller: Caller) -> None:
     other = f"{caller.session}-b"
     caller.exec("bash", "echo 42 > /opt/workspace/mine; mkdir -p /opt/user/.smoke; echo 42 > /opt/user/.smoke/ours")
-    answer = caller.exec("bash", "ls /opt/workspace; cat /opt/user/.smoke/ours; rm -r /opt/user/.smoke", session=other)
+    answer = caller.exec(
+        "bash", "find /opt/workspace -mindepth 1; cat /opt/user/.smoke/ours; rm -r /opt/user/.smoke", session=other
+    )
     _expect((answer["stdout"], answer["exit_code"]) == ("42\n", 0), answer)
 
 
@@ -262,7 +264,7 @@ def _deleting(caller: Caller) -> None:
     _expect(answer["stdout"] == "42\n", answer)
     purged = caller.call("DELETE", route, one, query={"purge": "true"}).json()
     _expect((purged["removed"], purged["purged"]) == (1, True), purged)
-    answer = caller.exec("bash", "ls /opt/workspace")
+    answer = caller.exec("bash", "find /opt/workspace -mindepth 1")
     _expect((answer["stdout"], answer["exit_code"]) == ("", 0), answer)
 
 

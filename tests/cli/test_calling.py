@@ -239,6 +239,10 @@ def test_run_ends_at_a_cell_that_fails_and_writes_what_came(run: Run, tmp_path: 
     assert (cells[0]["outputs"][0]["ename"], cells[1]["outputs"][0]["text"]) == ("ZeroDivisionError", "between\n")
     going = run("run", "a.ipynb", "--keep-going", "--timeout", "5", CELLBOX_SESSION="")
     assert (going.returncode, "3 of 3 cells run, 1 failed" in going.stdout) == (1, True)
+    assert [line for line in going.stderr.splitlines() if "failed" in line] == ["cell 2 of 3 failed: KeyError: 'x'"]
+    (tmp_path / "long.ipynb").write_text(json.dumps(notebook("raise ValueError('a\\nb' + 'x' * 9999)")))
+    told = run("run", "long.ipynb", CELLBOX_SESSION="").stderr
+    assert ("cell 1 of 1 failed: ValueError: a bxxx" in told, len(told) < 500) == (True, True)
     (tmp_path / "none.ipynb").write_text("{}")
     assert run("run", "none.ipynb").stderr == "invalid_request: none.ipynb is no notebook of version 4.\n"
 
