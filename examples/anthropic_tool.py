@@ -40,7 +40,10 @@ def _answer(session: Session, use: dict[str, Any], limit: int = 20_000) -> dict[
         result = session.run(str(use["input"]["code"]), str(use["input"]["language"]), timeout=60)
     except CellboxError as error:  # told to the model, which may do better
         return {**answer, "is_error": True, "content": str(error)}
-    parts = [result.stdout[-limit:], result.text[:limit], result.stderr[-limit:], f"exit code {result.exit_code}"]
+    ended = f"{result.status}, exit code {result.exit_code}"
+    if result.state == "lost":  # a model that is not told uses variables that are no more
+        ended += f"; variables, imports and functions are gone ({result.reason}); files are there"
+    parts = [result.stdout[-limit:], result.text[:limit], result.stderr[-limit:], ended]
     blocks: list[dict[str, Any]] = [{"type": "text", "text": "\n".join(part for part in parts if part)}]
     for image in result.images[:5]:
         source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(image).decode()}

@@ -46,4 +46,6 @@ def _run(session: Session, call: dict[str, Any], limit: int = 20_000) -> str:
     except (ValueError, CellboxError) as error:  # told to the model, which may do better
         return f"error: {error}"
     told = {"stdout": result.stdout[-limit:], "stderr": result.stderr[-limit:], "value": result.text[:limit]}
+    if result.state == "lost":  # a model that is not told uses variables that are no more
+        told["note"] = f"variables, imports and functions are gone ({result.reason}); files are there"
     return json.dumps({"status": result.status, "exit_code": result.exit_code, **told})

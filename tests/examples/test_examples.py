@@ -94,6 +94,17 @@ def test_a_call_that_is_no_json_is_answered_to_the_model(client: Client, scope: 
     assert "language" in answer["content"]
 
 
+def test_a_model_is_told_that_its_variables_are_gone(client: Client, scope: str) -> None:  # noqa: F811
+    given = {"language": "python", "code": "import os; os._exit(3)"}
+    call = {"id": "c", "function": {"name": "run_code", "arguments": json.dumps(given)}}
+    (answer,) = example("openai_tool").answers(client.session(scope, "chat1"), {"tool_calls": [call]})
+    gone = "variables, imports and functions are gone (exit); files are there"
+    assert json.loads(answer["content"])["note"] == gone
+    use = {"type": "tool_use", "id": "t", "name": "run_code", "input": given}
+    (block,) = example("anthropic_tool").answers(client.session(scope, "chat2"), [use])
+    assert (block["is_error"], block["content"][0]["text"]) == (True, f"died, exit code 3; {gone}")
+
+
 def test_three_plain_functions_run_upload_and_download(
     cellbox: Cellbox,  # noqa: F811
     scope: str,  # noqa: F811
