@@ -19,7 +19,7 @@ SHOWN = {
     "interpreter/logs.py": "the time of a line",
     "interpreter/sandboxes/live.py": "when a sandbox was started, in listings",
     "interpreter/sandboxes/manager.py": "how long a sandbox has lived, in the log",
-    "interpreter/service.py": "when a sandbox was last used, in listings",
+    "interpreter/sandboxes/listings.py": "when a sandbox was last used, in listings",
     "kernels/cellbox_wire/messages.py": "the date of a message, which nobody reads",
     "runtime/sandboxd/afterfork.py": "from when the logging module of a fork counts",
     "runtime/sandboxd/channels.py": "the date of a message, which nobody reads",
