@@ -30,6 +30,7 @@ from interpreter.errors import (
     ShuttingDown,
     Unauthorized,
 )
+from interpreter.executions.model import HEAVY_JSON, Answer
 from interpreter.http.body import Body, too_large
 from interpreter.http.errors import (
     HeadTooLarge,
@@ -227,6 +228,24 @@ class ApiHandler(RequestHandler):
         self.set_status(status)
         self.finish(body if isinstance(body, bytes) else json.dumps(body).encode())
 
+    async def send_answer(self, answer: Answer, *, before: bytes = b"") -> None:
+        """Answer with that of an execution. before: the first fields of the object, each with a comma.
+
+        Of those that are long, one is made ready at a time, and all others have their turn between two of them: it may be asked
+        for by many at once, and what nobody reads is bounded only once it is with its connection.
+        """
+        if answer.size() <= HEAVY_JSON:
+            self.send(_joined(before, answer))
+            return
+        async with self.api.reading:
+            await asyncio.sleep(0)
+            if not self._has_left():
+                self.send(_joined(before, answer))
+
+    def _has_left(self) -> bool:
+        stream = getattr(self.request.connection, "stream", None)
+        return stream is None or stream.closed()
+
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer with the JSON of what went wrong; called by Tornado for everything that a handler raises."""
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
@@ -297,8 +316,7 @@ class ApiHandler(RequestHandler):
 
     def when_client_leaves(self, act: Callable[[], None]) -> None:
         """Call ``act`` once if the client goes before its answer, at once if it has gone."""
-        stream = getattr(self.request.connection, "stream", None)
-        if stream is None or stream.closed():
+        if self._has_left():
             act()
         else:
             self._when_gone = act
@@ -330,6 +348,10 @@ class ApiHandler(RequestHandler):
     def code(self) -> str:
         """The error code of the answer; ``-`` for none."""
         return self._code
+
+
+def _joined(before: bytes, answer: Answer) -> bytes:
+    return b"".join((b"{", before, memoryview(answer.to_json())[1:]))
 
 
 def _bytes(length: str) -> int:

@@ -35,8 +35,7 @@ class ExecHandler(ApiHandler):
         execution = service.submit(request)
         # A named one runs on, and what it was given counts as long as it is held: until this handler has its answer.
         self.when_client_leaves((lambda: None) if execution.named else (lambda: service.cancel(execution)))
-        answer = await service.settle(execution)
-        self.send(answer.to_json())
+        await self.send_answer(await service.settle(execution))
 
 
 def wants_events(accept: str) -> bool:

@@ -48,7 +48,7 @@ class Api:
     sockets: set[Any] = field(default_factory=set)
     """The WebSockets that are open, see websocket.py."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while events of any execution are read and handed to a connection, see events.py."""
+    """Held while events or a long answer of any execution are read and handed to a connection, see events.py and base.py."""
 
 
 @dataclass(frozen=True, slots=True)
