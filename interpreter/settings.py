@@ -161,7 +161,9 @@ class Settings(BaseModel):
     max_spill_mb: int = _setting(64, "MiB", "Limit of each stream's whole output, kept for later.", ge=0)
     result_ttl: Duration = _setting(600.0, "seconds", "Time for which results and event logs are kept.", ge=1, le=1e8)
     drain_timeout: Duration = _setting(30.0, "seconds", "Time a stopping service waits for what runs.", ge=0, le=86_400)
-    pool: int = _setting(0, "sandboxes", "Spare sandboxes kept ready for new sessions.", ge=0)
+    pool: int = _setting(
+        0, "sandboxes", "Spare sandboxes kept ready for new sessions, until none has come for SANDBOX_IDLE_TTL.", ge=0
+    )
     scope_quota_mb: int | None = _setting(None, "MiB", "Disk a scope may use; empty for no limit.", ge=1)
     egress_allowlist: Words = _setting(
         ("@pypi", "@npm"), "", "Hosts that sandboxes may reach through the proxy, by comma."

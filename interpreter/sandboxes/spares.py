@@ -62,8 +62,10 @@ class Plan:
             self._used[None] = now
 
     def forget(self, scope: str) -> None:
-        """Make no more spares for ``scope`` until it comes again."""
-        self._used.pop(scope, None)
+        """Make no more spares for ``scope`` until it comes again. Where nobody else has come, the next one is somebody new."""
+        at = self._used.pop(scope, None)
+        if at is not None and not self._used and self.unseen:
+            self._used[None] = at
 
     def missing(self, there: Sequence[str | None], now: float) -> list[str | None]:
         """Return the scopes for which spares are to be made beside those that are ``there``, the most urgent first.

@@ -72,6 +72,18 @@ def test_a_purged_scope_has_none_until_it_comes_again() -> None:
     assert made.missing([], 2.0) == ["u1", "u1"]
 
 
+def test_where_the_only_scope_is_purged_the_next_to_come_is_somebody_new() -> None:
+    made = plan(1)
+    made.used("u1", 1.0, unseen=True)
+    made.forget("u1")
+    assert made.missing([], 2.0) == [None]
+    assert made.missing([], 1.0 + IDLE_S) == []
+    made = plan(2)
+    made.used("u1", 1.0, unseen=False)
+    made.forget("u1")
+    assert made.missing([], 2.0) == [None, None]
+
+
 def test_no_more_scopes_are_remembered_than_can_have_one() -> None:
     made = plan(2)
     for number in range(1000):
