@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar
@@ -231,16 +232,17 @@ class ApiHandler(RequestHandler):
     async def send_answer(self, answer: Answer, *, before: bytes = b"") -> None:
         """Answer with that of an execution. before: the first fields of the object, each with a comma.
 
-        Of those that are long, one is made ready at a time, and all others have their turn between two of them: it may be asked
-        for by many at once, and what nobody reads is bounded only once it is with its connection.
+        Of those that are long, one is made ready at a time, and between two of them all others have as long as that took: it may
+        be asked for by many at once, and what nobody reads is bounded only once it is with its connection.
         """
         if answer.size() <= HEAVY_JSON:
             self.send(_joined(before, answer))
             return
         async with self.api.reading:
-            await asyncio.sleep(0)
             if not self._has_left():
+                began = time.monotonic()
                 self.send(_joined(before, answer))
+                await asyncio.sleep(time.monotonic() - began)
 
     def _has_left(self) -> bool:
         stream = getattr(self.request.connection, "stream", None)
