@@ -4,7 +4,8 @@ What is long lies in a file once it is more than ``MEMORY_BYTES``, so that many 
 memory. Neighbouring pieces of text are one event until somebody has read it.
 
 Promises: ``finished`` is the last event and there is exactly one; a reader that asks again with the number of the last event
-it has seen loses nothing; at most ``limit`` bytes of each stream, as many of everything else, and ``MAX_EVENTS`` events.
+it has seen loses nothing; at most ``limit`` bytes of each stream, as many of everything else, and ``MAX_EVENTS`` events; what
+says how it goes has a place even then, and that something was left out is known.
 Leaves to http: how events travel.
 """
 
@@ -25,7 +26,10 @@ from sandboxd.protocol import StreamName
 from interpreter.executions.spool import Spool
 
 MAX_EVENTS = 200_000
-"""Of one execution. Past it only ``finished`` is added."""
+"""Of one execution. Past it only what says how it goes is added."""
+
+ASKING_BYTES = 512 * 1024
+"""For each ``input_request`` that comes when there is no room."""
 
 MAX_TEXT = 256 * 1024
 """Bytes of one text event."""
@@ -49,6 +53,9 @@ _TYPES = (
     "kernel",
     "finished",
 )
+_ONCE = frozenset({"started", "error", "kernel", "finished"})
+"""Of which one execution has one each, as long as the answer may hold: there is always room."""
+
 _TEXTS = {"stdout": _TYPES.index("stdout"), "stderr": _TYPES.index("stderr")}
 
 
@@ -78,12 +85,17 @@ class EventLog:
         self._kinds = array("B")
         self._ends = array("Q")  # of each event's payload in the spool
         self._tail = bytearray()  # the payload of the last event, where that is text that nobody has read
+        self.limit = limit
+        """In bytes, of each stream."""
         self._left = {"stdout": limit, "stderr": limit}
         self._left_rich = limit
+        self._left_asking = ASKING_BYTES
         self._rest: Callable[[], object] | None = None
         self._more = asyncio.Event()
         self.closed = False
         """Whether nothing comes any more: ``finished`` is there, or another service will say it."""
+        self.cut = False
+        """Whether something was left out for want of room."""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -96,10 +108,17 @@ class EventLog:
 
     def add_encoded(self, kind: str, payload: bytes) -> bool:
         """The same where ``encoded`` has been called already."""
-        full = len(self._kinds) >= MAX_EVENTS or len(payload) > self._left_rich
-        if self.closed or (full and kind != "finished"):
+        size = len(payload)
+        if self.closed:
             return False
-        self._left_rich -= len(payload)
+        if kind not in _ONCE:
+            if self.has_room(size):
+                self._left_rich -= size
+            elif kind == "input_request" and size <= self._left_asking:
+                self._left_asking -= size
+            else:
+                self.cut = True
+                return False
         self._append(_TYPES.index(kind), payload)
         self.closed = kind == "finished"
         self._wake()
@@ -110,12 +129,19 @@ class EventLog:
         return size <= self._left_rich and len(self._kinds) < MAX_EVENTS
 
     def add_text(self, stream: StreamName, text: str) -> bool:
-        """Append output; False where it is over the limit: then nothing of that stream is added any more."""
+        """Append output; False where it is over the limit: then nothing of that stream is added any more.
+
+        Past ``MAX_EVENTS`` it is left out without that: whoever sends cannot know of it.
+        """
         data = text.encode()
         if len(data) > self._left[stream]:
             self._left[stream] = 0
+            self.cut = True
             return False
-        if self.closed or len(self._kinds) >= MAX_EVENTS:
+        if self.closed:
+            return True
+        if len(self._kinds) >= MAX_EVENTS:
+            self.cut = True
             return True
         self._left[stream] -= len(data)
         kind = _TEXTS[stream]
@@ -139,6 +165,7 @@ class EventLog:
     def keep_in(self, folder: Path | None, *, limit: int) -> None:
         """Have this folder and this limit from here on, as if made with them. Before there is any output."""
         self._spool.keep_in(folder)
+        self.limit = limit
         self._left = {"stdout": limit, "stderr": limit}
         self._left_rich = limit
 

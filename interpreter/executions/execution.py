@@ -105,7 +105,9 @@ class Execution:
             case Displayed():
                 self._shown = True
                 size = sum(_length(entry) for entry in message.entries)
-                if self.events.has_room(size):
+                if not self.events.has_room(size):
+                    self.events.cut = True
+                else:
                     payload = _event(message) if size <= HEAVY_JSON else await asyncio.to_thread(_event, message)
                     if self.phase != "finished":  # meanwhile
                         self.events.add_encoded(message.kind, payload)
@@ -166,7 +168,8 @@ class Execution:
                 self.events.add(kind, **_fields(kind, [entry], answer.execution_count))
         if answer.error is not None:
             self.events.add("error", **msgspec.structs.asdict(answer.error))
-        self.events.add("finished", **answer.summary())
+        left_out = self.events.cut or any(size > self.events.limit for size in answer.output_bytes.values())
+        self.events.add("finished", **answer.summary() | {"truncated": answer.truncated or left_out})
 
 
 _PIECE = 64 * 1024

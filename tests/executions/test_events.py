@@ -15,7 +15,7 @@ from sandboxd.protocol import Asked, Cleared, Displayed, Outcome, Output, Result
 
 from interpreter.errors import QueueTimeout
 from interpreter.executions import model
-from interpreter.executions.events import BATCH_BYTES, EventLog
+from interpreter.executions.events import ASKING_BYTES, BATCH_BYTES, EventLog
 from interpreter.executions.execution import Execution
 from interpreter.executions.jsontext import checked
 from interpreter.executions.model import HEAVY_JSON, ExecRequest, Life, Timing, answer
@@ -94,6 +94,64 @@ def test_past_the_limit_of_a_stream_nothing_of_it_is_added() -> None:
         ("stderr", "x" * 10),
         ("finished", None),
     ]
+
+
+def test_what_says_how_it_goes_has_a_place_when_displays_have_filled_the_log() -> None:
+    log = EventLog("id", limit=0)
+    log.add("started", language="python")
+    assert not log.add("display", data={})
+    assert log.add("input_request", prompt="name? ", password=False)
+    assert log.add("kernel", state="died")
+    assert log.add("error", name="E", value="x" * 100_000, traceback=[])
+    assert log.add("finished")
+    assert [(event.seq, event.type) for event in log.after()] == list(
+        enumerate(["started", "input_request", "kernel", "error", "finished"])
+    )
+
+
+def test_questions_of_an_execution_are_bounded_where_there_is_no_room() -> None:
+    log = EventLog("id", limit=0)
+    asked = 0
+    while log.add("input_request", prompt="x" * 1000, password=False):
+        asked += 1
+    assert 0 < asked * 1000 < ASKING_BYTES
+    assert log.cut
+    assert log.add("finished")
+
+
+def left_out_of(execution: Execution) -> tuple[bool, int]:
+    """What ``finished`` says of it, and how much less of stdout there is than was written."""
+    plain = Outcome("ok", 0, 1, "out", "err", 3, 3)
+    execution.end(answer("id", execution.request, plain, Life("kept", 1), Timing()), 1.0)
+    last = told(execution.events, len(execution.events) - 2)[-1]
+    return last["truncated"], last["output_bytes"]["stdout"] - execution.events.text_size("stdout")
+
+
+@pytest.mark.parametrize("limit", [3, 2])
+async def test_finished_says_that_there_was_no_room_for_text(limit: int) -> None:
+    for streamed in (True, False):
+        execution = ended(stream=streamed)
+        execution.events.keep_in(None, limit=limit)
+        if streamed:  # as much as a sandbox tells
+            assert await execution.hear(Output("x", "stdout", "out"[:limit]))
+        assert left_out_of(execution)[0] is (limit < 3)
+
+
+async def test_finished_says_that_there_were_too_many_events_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interpreter.executions.events.MAX_EVENTS", 3)
+    execution = ended(stream=True)
+    assert await execution.hear(Output("x", "stdout", "o"))
+    assert await execution.hear(Output("x", "stderr", "err"))
+    assert await execution.hear(Output("x", "stdout", "ut"))
+    assert left_out_of(execution) == (True, 2)
+
+
+@pytest.mark.parametrize("limit", [10, 2**20])
+async def test_finished_says_that_there_was_no_room_for_a_display(limit: int) -> None:
+    execution = ended(stream=True)
+    execution.events.keep_in(None, limit=limit)
+    await execution.hear(Displayed("x", "display", [Result("display", data={"text/plain": "longer than that"})]))
+    assert left_out_of(execution)[0] is (limit == 10)
 
 
 def test_a_log_that_is_given_up_ends_without_finished() -> None:
