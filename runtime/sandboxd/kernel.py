@@ -246,16 +246,24 @@ class Kernel:
         """Notice the end of the process and clean up after it."""
         self._exited.set_result(await self._process.wait())
         self._pipes.drain()
-        why, tells = reason(self._exited.result()), self._running is not None
-        if self._running is not None:
-            self._running.end()
+        why, running = reason(self._exited.result()), self._running
+        if running is not None:
+            await self._hear_out(running)
+            running.end()
         elif self._ending is None:
             self._gone(why, False)
         self._clean.set_result(await self._process.gone())
-        if not self._clean.result() and not tells:
+        if not self._clean.result() and running is None:
             self._gone(why, True)
         self._pipes.drain()
         self._free()
+
+    async def _hear_out(self, running: Running) -> None:
+        """Take what the process published last: it has been sent, but a thread of the library reads it, perhaps later."""
+        heard, until = -1, self._loop.time() + REST_MOST_S
+        while self._heard != heard and running.why is None and not running.over.done() and self._loop.time() < until:
+            heard = self._heard
+            await asyncio.wait([running.over, running.stopped], timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
 
     def _free(self) -> None:
         self._pipes.close()
