@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from sandboxd.protocol import StreamName
 
-from interpreter.executions.spool import Spool
+from interpreter.executions.spool import MEMORY_BYTES, Spool
 
 MAX_EVENTS = 200_000
 """Of one execution. Past it only what says how it goes is added."""
@@ -59,6 +59,13 @@ _ONCE = frozenset({"started", "error", "kernel", "finished"})
 _TEXTS = {"stdout": _TYPES.index("stdout"), "stderr": _TYPES.index("stderr")}
 
 
+@dataclass(slots=True)
+class Room:
+    """What logs in files may have together. left: in bytes."""
+
+    left: int
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event. body: all of it, as a JSON object."""
@@ -76,10 +83,13 @@ def encoded(**fields: Any) -> bytes:
 class EventLog:
     """The events of one execution, in order.
 
-    folder: for what is long; None keeps it in memory. limit: in bytes, of each stream and of everything else.
+    folder: for what is long; None keeps it in memory. limit: in bytes, of each stream and of everything else. room: shared with
+    others by what is long; None is without end.
     """
 
-    def __init__(self, execution_id: str, *, folder: Path | None = None, limit: int = 2**26) -> None:
+    def __init__(
+        self, execution_id: str, *, folder: Path | None = None, limit: int = 2**26, room: Room | None = None
+    ) -> None:
         self._execution_id = _json.encode(execution_id)
         self._spool = Spool(folder)
         self._kinds = array("B")
@@ -89,6 +99,11 @@ class EventLog:
         """In bytes, of each stream."""
         self._left = {"stdout": limit, "stderr": limit}
         self._left_rich = limit
+        self._room = room
+        self._taken = 0  # of it
+        self._full = (
+            False  # whether it had no room for text: then none is added any more, so that there is one gap at most
+        )
         self._left_asking = ASKING_BYTES
         self._rest: Callable[[], object] | None = None
         self._more = asyncio.Event()
@@ -112,7 +127,7 @@ class EventLog:
         if self.closed:
             return False
         if kind not in _ONCE:
-            if self.has_room(size):
+            if self.has_room(size) and self._take(size):
                 self._left_rich -= size
             elif kind == "input_request" and size <= self._left_asking:
                 self._left_asking -= size
@@ -131,7 +146,7 @@ class EventLog:
     def add_text(self, stream: StreamName, text: str) -> bool:
         """Append output; False where it is over the limit: then nothing of that stream is added any more.
 
-        Past ``MAX_EVENTS`` it is left out without that: whoever sends cannot know of it.
+        Past ``MAX_EVENTS``, or where there is no room, it is left out without that: whoever sends cannot know of it.
         """
         data = text.encode()
         if len(data) > self._left[stream]:
@@ -140,8 +155,8 @@ class EventLog:
             return False
         if self.closed:
             return True
-        if len(self._kinds) >= MAX_EVENTS:
-            self.cut = True
+        if self._full or len(self._kinds) >= MAX_EVENTS or not self._take(len(data)):
+            self._full = self.cut = True
             return True
         self._left[stream] -= len(data)
         kind = _TEXTS[stream]
@@ -162,9 +177,10 @@ class EventLog:
         self._spool.rest()
         self._wake()
 
-    def keep_in(self, folder: Path | None, *, limit: int) -> None:
-        """Have this folder and this limit from here on, as if made with them. Before there is any output."""
+    def keep_in(self, folder: Path | None, *, limit: int, room: Room | None = None) -> None:
+        """Have this folder, limit and room from here on, as if made with them. Before there is any output."""
         self._spool.keep_in(folder)
+        self._room = room
         self.limit = limit
         self._left = {"stdout": limit, "stderr": limit}
         self._left_rich = limit
@@ -177,6 +193,9 @@ class EventLog:
     def discard(self) -> None:
         """Let go of what is kept; whoever reads is at the end. May be called twice."""
         self._spool.close()
+        if self._room is not None:
+            self._room.left += self._taken
+        self._room, self._taken = None, 0
         self._rest, self._tail = None, bytearray()
         self._kinds, self._ends = array("B"), array("Q")
         self.abandon()
@@ -259,6 +278,18 @@ class EventLog:
             if kinds[number] == kind:
                 yield start, end
             start = end
+
+    def _take(self, size: int) -> bool:
+        """Whether there is room for so many bytes, which are taken of it then."""
+        total = len(self._spool) + len(self._tail) + size
+        if self._room is None or total <= MEMORY_BYTES:
+            return True
+        more = total - self._taken
+        if more > self._room.left:
+            return False
+        self._room.left -= more
+        self._taken = total
+        return True
 
     def _append(self, kind: int, payload: bytes) -> None:
         self._seal()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interpreter.errors import ExecutionIdTaken, ExecutionNotFound
-from interpreter.executions.events import EventLog
+from interpreter.executions.events import EventLog, Room
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import ExecRequest
 from interpreter.keys import Key
@@ -21,6 +21,9 @@ MAX_NUMBER = 10_000
 MAX_BYTES = 256 * 1024 * 1024
 MAX_STORED = 2 * 1024 * 1024 * 1024
 """Bytes of output in files, of what has finished."""
+
+MAX_ROOM = 2 * MAX_STORED
+"""Bytes of output in files, of all."""
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class Store:
     max_number: int = MAX_NUMBER
     max_bytes: int = MAX_BYTES
     max_stored: int = MAX_STORED
+    room: Room = field(default_factory=lambda: Room(MAX_ROOM))
     _all: dict[tuple[str, str], Execution] = field(default_factory=dict)
     _ours: dict[str, Execution] = field(default_factory=dict)
     _finished: OrderedDict[tuple[str, str], tuple[int, int]] = field(default_factory=OrderedDict)
@@ -65,7 +69,7 @@ class Store:
         """Return a new execution of ``request``, whose id must not be known."""
         named = request.execution_id is not None
         name = request.execution_id or secrets.token_hex(16)
-        events = EventLog(name, folder=self.folder, limit=self.spill)
+        events = EventLog(name, folder=self.folder, limit=self.spill, room=self.room)
         execution = Execution(name, request, named=named, events=events)
         self._all[request.scope, execution.id] = execution
         if not named:
@@ -74,7 +78,7 @@ class Store:
 
     def restore(self, execution: Execution) -> None:
         """Take in one that an earlier service knew, or that was kept elsewhere, whether it has finished or not."""
-        execution.events.keep_in(self.folder, limit=self.spill)
+        execution.events.keep_in(self.folder, limit=self.spill, room=self.room)
         self._all[execution.scope, execution.id] = execution
         if not execution.named:
             self._ours[execution.id] = execution

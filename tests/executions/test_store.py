@@ -13,7 +13,7 @@ import pytest
 from sandboxd.protocol import Output
 
 from interpreter.errors import ExecutionIdTaken, ExecutionNotFound, QueueTimeout, ShuttingDown
-from interpreter.executions.events import MAX_EVENTS, EventLog
+from interpreter.executions.events import MAX_EVENTS, EventLog, Room
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import ExecRequest, Life, Timing, answer, ended
 from interpreter.executions.store import Store
@@ -178,6 +178,27 @@ async def test_long_output_lies_in_the_folder_while_its_execution_is_kept(tmp_pa
     store.expire(6)
     assert len(store) == 0
     assert os.listdir(tmp_path) == []
+
+
+async def test_long_output_of_all_has_one_limit_and_short_output_needs_no_room(tmp_path: Path) -> None:
+    store = Store(keep_s=10, folder=tmp_path, room=Room(300_000))
+    logs = [store.add(request()).events for _ in range(3)]
+    for log in logs:
+        assert log.add_text("stdout", "x" * 1000)
+        assert log.add_text("stdout", "y" * 200_000)
+    assert [log.cut for log in logs] == [False, True, True]
+    assert [log.text_size("stdout") for log in logs] == [201_000, 1000, 1000]
+    assert not logs[1].add("display", data={"text/plain": "x" * 200_000})
+    assert store.room.left == 300_000 - 201_000
+    logs[0].discard()
+    logs[0].discard()
+    assert store.room.left == 300_000
+    assert logs[1].add_text("stdout", "z")
+    assert logs[1].text_size("stdout") == 1000, "text behind a gap"
+    assert logs[1].add("display", data={"text/plain": "x" * 200_000})
+    assert store.room.left < 100_000
+    logs[1].discard()
+    assert store.room.left == 300_000
 
 
 @pytest.mark.parametrize("read", [False, True])
