@@ -59,7 +59,7 @@ class Client:
 
     def attach(self, execution_id: str, *, scope: str, after: int = -1) -> Stream:
         """Return the events of an execution, those with a ``seq`` above ``after``."""
-        return Stream(self, scope, self._plan.attach(execution_id, scope, after), execution_id)
+        return Stream(self, scope, self._plan.attach(execution_id, scope, after), execution_id, after)
 
     def execution(self, execution_id: str, *, scope: str) -> Execution:
         """Return where an execution is, with its result once it has finished."""
@@ -132,20 +132,28 @@ class Client:
 class Stream:
     """The events of an execution, to be iterated once. Leaving it ends nothing: ``cancel`` does."""
 
-    def __init__(self, client: Client, scope: str, call: Following, execution_id: str | None) -> None:
+    def __init__(self, client: Client, scope: str, call: Following, execution_id: str | None, after: int = -1) -> None:
         self._client = client
         self._scope = scope
         self._events = client._follow(call)
         self.execution_id = execution_id
+        self._read = after
 
     def __iter__(self) -> Iterator[Event]:
         """Return itself."""
         return self
 
     def __next__(self) -> Event:
-        """Wait for the next event and return it."""
-        event = next(self._events)
-        self.execution_id = event.execution_id
+        """Wait for the next event and return it. After a Ctrl-C meanwhile it may be called again: no event is lost."""
+        try:
+            event = next(self._events)
+        except KeyboardInterrupt:
+            if self.execution_id is not None:  # that ended the reading: it can go on behind what has come
+                self._events = self._client._follow(
+                    self._client._plan.attach(self.execution_id, self._scope, self._read)
+                )
+            raise
+        self.execution_id, self._read = event.execution_id, max(self._read, event.seq)
         return event
 
     def result(self) -> Result:
