@@ -119,7 +119,7 @@ async def test_who_waits_too_long_for_a_start_is_told_so_and_nothing_runs(house:
     starter._starts, starter._config = asyncio.Semaphore(1), dataclasses.replace(starter._config, turn_s=0.05)
     house.backend.hold.clear()
     first = house.submit("a", session="first")
-    while not starter._starts.locked():
+    while not starter._starts.locked():  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(0.001)
     with pytest.raises(SandboxStartFailed, match="turn") as refused:
         await house.exec("b", session="second")
