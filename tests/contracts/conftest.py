@@ -235,7 +235,7 @@ class House:
         return 0
 
 
-async def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"not so within {within_s} s"

@@ -55,13 +55,13 @@ async def test_a_cancelled_stop_still_stops(house: House) -> None:
     await asyncio.sleep(0)
     stop.cancel()
     await asyncio.wait([stop])
-    await asyncio.wait_for(sandbox.wait(), 10)
+    await asyncio.wait_for(sandbox.wait(), 20)
 
 
 @every_backend
 async def test_many_may_wait_for_the_end_and_ask_again(house: House) -> None:
     sandbox = await house.start("exits", until_ready=False)
-    ends = await asyncio.wait_for(asyncio.gather(*(sandbox.wait() for _ in range(5))), 10)
+    ends = await asyncio.wait_for(asyncio.gather(*(sandbox.wait() for _ in range(5))), 20)
     assert {end.status for end in ends} == {3}
     assert (await sandbox.wait()).oom is False
     await sandbox.stop()
@@ -104,7 +104,7 @@ async def test_stop_needs_no_help_from_inside(house: House, behaviour: str) -> N
 @on_the_host
 async def test_daemons_end_with_their_sandbox(house: House) -> None:
     sandbox = await house.start("leaves daemons", until_ready=False)
-    assert (await asyncio.wait_for(sandbox.wait(), 10)).status == 4
+    assert (await asyncio.wait_for(sandbox.wait(), 20)).status == 4
 
 
 @on_the_host
@@ -158,7 +158,7 @@ async def test_a_stop_during_the_cleanup_after_a_killed_supervisor_hits_no_other
     go_on, end_groups = threading.Event(), ending.end_groups
 
     def end_groups_late(groups: list[str], *, within_s: float) -> bool:
-        go_on.wait(10)
+        go_on.wait(20)
         return end_groups(groups, within_s=within_s)
 
     monkeypatch.setattr(ending, "end_groups", end_groups_late)
@@ -208,7 +208,7 @@ async def test_a_sandbox_outlives_the_service_for_the_idle_time_only(house: Hous
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(sandbox.wait(), 1)
     house.let_go()
-    await asyncio.wait_for(sandbox.wait(), 10)
+    await asyncio.wait_for(sandbox.wait(), 20)
 
 
 @pytest.mark.parametrize("kind", [BUBBLEWRAP, DOCKER])
@@ -222,5 +222,5 @@ async def test_directories_that_are_renamed_stay_those_of_the_sandbox(house: Hou
     spec.workspace.rename(spec.workspace.with_name("session"))
     scope = spec.workspace.parent.rename(house.root / "scope")
     (scope / "session" / "told").touch()
-    assert (await asyncio.wait_for(sandbox.wait(), 10)).status == 5
+    assert (await asyncio.wait_for(sandbox.wait(), 20)).status == 5
     await sandbox.stop()

@@ -107,5 +107,5 @@ async def test_a_link_that_ends_ends_a_sandbox_that_nobody_could_adopt(house: Ho
     async with greeting(house, spec) as hello:
         sandbox = await backend.start(spec)
         await hello()
-    await asyncio.wait_for(sandbox.wait(), 10)
+    await asyncio.wait_for(sandbox.wait(), 20)
     await backend.aclose()

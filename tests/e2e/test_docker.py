@@ -47,7 +47,7 @@ def test_a_container_removed_behind_our_back_answers_and_the_next_call_works(cel
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(cellbox.cell, "open('began', 'w')\nimport time\ntime.sleep(60)", scope=scope, session="s")
         began = cellbox.root / scope / "sessions" / "s" / "began"
-        cellbox.wait_for(began.exists, within_s=10)
+        cellbox.wait_for(began.exists, within_s=20)
         removed = time.monotonic()
         remove(container)
         answer = running.result()
@@ -109,7 +109,7 @@ def test_a_service_that_does_not_come_back_is_not_waited_for(serve: Callable[...
     service = serve(idle_ttl="2")
     service.cell("x = 1", scope=scope, session="s")
     service.end(signal.SIGKILL)
-    service.wait_for(lambda: containers(service, scope)[0]["State"] == "exited", within_s=15)
+    service.wait_for(lambda: containers(service, scope)[0]["State"] == "exited", within_s=20)
     assert not service.processes(scope)
     (ended,) = containers(service, scope)
     service.start()

@@ -144,7 +144,7 @@ async def test_an_answer_that_is_purged_while_it_is_read_is_not_there(
 
     def slow(*args: Any) -> Any:
         found = read(*args)
-        assert purged.wait(5)
+        assert purged.wait(20)
         return found
 
     monkeypatch.setattr(Recorder, "_read", slow)

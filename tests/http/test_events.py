@@ -170,7 +170,7 @@ async def test_others_have_their_turn_between_any_two_batches(served: Served) ->
         return send(batch)
 
     log, reading = execution.events, served.api.reading
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         for _ in range(50):
             group.create_task(follow(log, counted, ping_s=60, reading=reading))
         while sent < 50:

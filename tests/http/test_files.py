@@ -532,9 +532,9 @@ async def test_an_upload_over_the_limit_is_413_by_its_length_or_as_it_comes():
 async def test_an_upload_that_is_asked_for_first_is_let_in(served: Served):
     reader, writer = await served.connect()
     writer.write(head(served, "f", "Content-Length: 10", "Expect: 100-continue"))
-    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 (Continue)\r\n\r\n"
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20) == b"HTTP/1.1 100 (Continue)\r\n\r\n"
     writer.write(TEXT)
-    assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 201")
+    assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 201")
     writer.close()
 
 
@@ -555,15 +555,15 @@ async def test_an_upload_that_is_cut_leaves_the_old_file_and_nothing_else(served
 
 
 async def test_an_upload_of_which_nothing_comes_is_408_and_one_that_goes_on_is_not():
-    async with limited(body_timeout_s=0.3) as served:
+    async with limited(body_timeout_s=1.0) as served:
         reply = await served.raw(head(served, "f", "Content-Length: 10") + b"1")
         assert (reply.status, reply.code) == (408, "request_timeout")
         reader, writer = await served.connect()
-        writer.write(head(served, "g", "Content-Length: 10"))
-        for _ in range(10):
+        writer.write(head(served, "g", "Content-Length: 15"))
+        for _ in range(15):
             writer.write(b"x")
             await asyncio.sleep(0.1)  # the pace of this caller
-        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 201")
+        assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 201")
         writer.close()
 
 

@@ -30,7 +30,7 @@ async def test_who_reads_nothing_makes_room_and_who_reads_is_served():
         writer.write(request)
         count = 0
         while count < 30 * MIB:
-            chunk = await asyncio.wait_for(reader.read(MIB), 10)
+            chunk = await asyncio.wait_for(reader.read(MIB), 20)
             assert chunk, "the answer was cut off"
             count += len(chunk)
         for _, one in held:

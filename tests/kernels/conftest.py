@@ -133,7 +133,7 @@ def zygote_socket() -> Iterator[socket.socket]:
     yield ours
     ours.close()
     os.close(held)
-    assert process.wait(10) == 0
+    assert process.wait(20) == 0
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ async def sandbox(zygote_socket: socket.socket) -> AsyncIterator[Sandbox]:
     zygote = Zygote(socket.socket(fileno=os.dup(zygote_socket.fileno())))
     here = Sandbox(root, zygote)
     yield here
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await here.kernels.aclose()
     zygote.close()
     shutil.rmtree(root)

@@ -91,7 +91,7 @@ async def test_a_forged_place_holds_up_nothing_but_its_own_text(sandbox: Sandbox
 
 async def test_text_behind_a_place_whose_message_never_comes_is_told_while_the_code_runs(sandbox: Sandbox) -> None:
     code = FORGED + "\nimport time\nwhile not os.path.exists('go'): time.sleep(0.01)"
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(sandbox.run(code, stream=True, limits=STREAMED))
         await sandbox.until_told(Output)
         (sandbox.workspace / "go").touch()

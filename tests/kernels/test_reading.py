@@ -52,7 +52,7 @@ async def test_a_process_that_reads_is_asked_for_once_a_line(tmp_path, below):
 
     path = tmp_path / "in"
     reader = None
-    async with asyncio.timeout(10), aclosing(AskedInput(path, lambda: os.getpid() if below else reader.pid, answer)):
+    async with asyncio.timeout(20), aclosing(AskedInput(path, lambda: os.getpid() if below else reader.pid, answer)):
         reader = started(path, "head", "-n", "2")
         said, _ = await asyncio.to_thread(reader.communicate)
     assert (said, asked) == (b"line 1\nline 2\n", [reader.pid] * 2)
@@ -66,7 +66,7 @@ async def test_who_reads_is_at_its_end_when_nobody_is_asked_any_more(tmp_path):
         came.set()
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         asked = AskedInput(tmp_path / "in", os.getpid, never)
         reader = started(asked.path, "cat")
         await came.wait()

@@ -31,7 +31,7 @@ class Pair:
         )
 
     async def closed(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await self.running
 
 

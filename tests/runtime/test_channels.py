@@ -71,7 +71,7 @@ async def test_what_waits_of_a_foreign_kernel_is_bounded(tmp_path: Path, monkeyp
         for _ in range(300):
             kernel.send_multipart(long)
             kernel.poll(2)  # nothing comes: time for the library's threads
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not heard.lengths or heard.lengths[-1] > length:
                 heard.came.clear()
                 kernel.send_multipart(short)

@@ -117,8 +117,8 @@ async def test_reader_hands_on_all_and_ends_with_the_pipe():
     reader = PipeReader(read, got.extend)
     data = os.urandom(3_000_000)
     written = asyncio.to_thread(write_all, write, data)
-    await asyncio.wait_for(written, 10)
-    await asyncio.wait_for(reader.eof, 10)
+    await asyncio.wait_for(written, 20)
+    await asyncio.wait_for(reader.eof, 20)
     assert got == data
     reader.close()
 

@@ -154,7 +154,7 @@ def test_a_takeover_holds_up_nobody_else(root: DataRoot, monkeypatch: pytest.Mon
     taking = threading.Thread(target=root.prepare, args=(Key("a", "s"),))
     taking.start()
     try:
-        assert going.wait(10)
+        assert going.wait(20)
         assert root.prepare(Key("b", None)).workspace == root.path / "b" / "workspace"
     finally:
         go_on.set()

@@ -145,13 +145,13 @@ async def test_what_waits_for_input_is_answered_by_way_of_the_next_service(first
 
     first.sandboxd.script["ask"] = ask_twice
     asking = first.submit("ask", execution_id="a", stream=True, allow_input=True)
-    await asyncio.wait_for(until(lambda: asking.asks), 5)
+    await asyncio.wait_for(until(lambda: asking.asks), 20)
     await first.service.release()
     second = await make_house(first)
     again = second.service.execution("a", "u1")
-    await asyncio.wait_for(until(lambda: again.asks), 5)
+    await asyncio.wait_for(until(lambda: again.asks), 20)
     await second.service.input(again, "x")
-    await asyncio.wait_for(until(lambda: again.asks), 5)
+    await asyncio.wait_for(until(lambda: again.asks), 20)
     await second.service.input(again, "y")
     assert (await second.service.settle(again)).stdout == "between x y"
     told = [json.loads(event.body) for event in again.events.after()]

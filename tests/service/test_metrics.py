@@ -65,7 +65,7 @@ async def test_an_execution_that_outlives_its_service_is_counted_once_by_the_one
     assert not [name for name in told(first) if name[0] == "cellbox_executions_total"]
     second = await make_house(first)
     execution = second.service.execution("held", "u1")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not told(second)["cellbox_sandbox_start_seconds_count", "adopted"]:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
     second.service.cancel(execution)

@@ -105,7 +105,7 @@ async def test_one_that_ends_while_it_is_given_away_leaves_no_record(
     def slow(root: DataRoot, sandbox: SandboxId, key: Key, *, unseen: bool) -> None:
         give(root, sandbox, key, unseen=unseen)
         loop.call_soon_threadsafe(given.set)
-        assert goes_on.wait(5)
+        assert goes_on.wait(20)
 
     monkeypatch.setattr(DataRoot, "give_spare", slow)
     execution = house.submit("a")
@@ -174,7 +174,7 @@ async def test_none_is_made_while_the_service_ends(make_house: MakeHouse) -> Non
     house = await pooled(make_house)
     (making,) = (task for task in asyncio.all_tasks() if task.get_name() == "spares")
     await house.service._manager.aclose()
-    await asyncio.wait_for(making, 5)
+    await asyncio.wait_for(making, 20)
     assert len(house.backend.started) == 1
     assert house.service._table.spares() == []
 

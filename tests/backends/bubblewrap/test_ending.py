@@ -28,7 +28,7 @@ def test_a_pid_is_killed_only_if_it_started_when_it_should_have(sleeper: subproc
     assert not ending.kill_if_started_at(sleeper.pid, started - 1)
     assert sleeper.poll() is None
     assert ending.kill_if_started_at(sleeper.pid, started)
-    assert sleeper.wait(5) == -9
+    assert sleeper.wait(20) == -9
 
 
 def test_what_is_gone_is_not_there() -> None:
@@ -62,4 +62,4 @@ def test_a_group_is_emptied_and_removed(sleeper: subprocess.Popen[bytes]) -> Non
     assert ending.end_groups([str(group)], within_s=5)
     assert time.monotonic() - started < 1
     assert not group.exists()
-    assert sleeper.wait(5) == -9
+    assert sleeper.wait(20) == -9

@@ -169,7 +169,7 @@ _AS_NOBODY = '''
         places = [root / "data" / name for name in ("workspace", "user", "link")]
         for place in places: place.mkdir()
         sandbox = await backend.start(SandboxSpec(SandboxId("0" * 16), None, None, *places))
-        end = await asyncio.wait_for(sandbox.wait(), 10)
+        end = await asyncio.wait_for(sandbox.wait(), 20)
         await backend.aclose()
         print(json.dumps([warnings, backend.single_tenant, end.status, (places[0] / "said").read_text().split()]))
 
@@ -197,7 +197,7 @@ _ADOPT_AS_NOBODY = """
             os.kill(os.getpid(), signal.SIGKILL)
         found = {sandbox.id: sandbox for sandbox in await backend.adoptable()}
         removed = await backend.remove_leftovers(frozenset(["0" * 16]))
-        ends = [(await asyncio.wait_for(found["1" * 16].wait(), 10)).status]
+        ends = [(await asyncio.wait_for(found["1" * 16].wait(), 20)).status]
         await found["0" * 16].stop()
         ends.append((await found["0" * 16].wait()).status)
         await backend.aclose()

@@ -73,7 +73,7 @@ async def starts_again(house: House) -> None:
 
 
 async def ended(sandbox: Sandbox) -> int | None:
-    return (await asyncio.wait_for(sandbox.wait(), 10)).status
+    return (await asyncio.wait_for(sandbox.wait(), 20)).status
 
 
 async def test_a_killed_engine_is_said_and_its_sandboxes_go_on(mine: PrivateHouse) -> None:
@@ -103,7 +103,7 @@ async def test_an_engine_that_hangs_keeps_no_process_alive_and_removes_the_rest_
     assert mine.engine.process is not None
     mine.engine.process.send_signal(signal.SIGSTOP)
     try:
-        await asyncio.wait_for(asyncio.gather(one.stop(), two.stop()), 15)
+        await asyncio.wait_for(asyncio.gather(one.stop(), two.stop()), 20)
         assert mine.processes() == set()
         assert await ended(one) == await ended(two) == 128 + signal.SIGKILL
     finally:

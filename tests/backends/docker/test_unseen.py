@@ -22,7 +22,7 @@ def _nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_end_is_heard_from_the_engine(house: House) -> None:
     sandbox = await house.start("exits", until_ready=False)
-    assert (await asyncio.wait_for(sandbox.wait(), 10)).status == 3
+    assert (await asyncio.wait_for(sandbox.wait(), 20)).status == 3
     await sandbox.stop()
 
 
