@@ -237,15 +237,15 @@ class Served:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what has no event; at most 5 s."""
-    async with asyncio.timeout(5):
+    """Wait for what has no event; at most 20 s."""
+    async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 async def read_reply(reader: asyncio.StreamReader, *, head_only: bool = False) -> Reply:
     """Read one answer; it must have a Content-Length."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status_line, *lines = head.rstrip().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -278,7 +278,7 @@ async def serving(
             yield Served(service, api, server, port)
         finally:
             server.stop()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await server.close_all_connections()
             await service.files.aclose()
             service.data.close()
