@@ -20,12 +20,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from xdist.remote import Producer
 
 from interpreter import logs
-from tests import scheduling
+from tests import attempts, scheduling
 
-SETTLE_S = 2.0
+SETTLE_S = 20.0
 """What is going away by itself (a child being reaped, a cgroup being removed by another run) has this long."""
 
 
@@ -47,6 +48,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.fixturenames.insert(0, "no_task_left")
     scheduling.take_long_first(config, items)
     scheduling.tell_what_runs_alone(config, items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    return attempts.run(item, nextitem)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    attempts.summarize(terminalreporter)
 
 
 @pytest.hookimpl(optionalhook=True)
