@@ -16,8 +16,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.utils import ensure_event_loop
 
 from tests.kernels.conftest import NODE, PYTHON, REPOSITORY
-
-PATIENCE_S = 20.0
+from tests.waiting import PATIENCE_S, ended, until
 
 
 class Client:
@@ -70,8 +69,7 @@ class Client:
         """Ask for it by message and wait until the process is gone."""
         self.client.shutdown(reply=True, timeout=PATIENCE_S)
         self.client.stop_channels()
-        while self.manager.is_alive():
-            time.sleep(0.01)
+        until(lambda: not self.manager.is_alive())
 
     def until_written(self, request: str) -> None:
         while True:
@@ -261,8 +259,7 @@ def test_bash_leaves_nothing(folder):
 def test_bash_dies_with_the_kernel(bash):
     shell = bash.run("echo $$")[1].strip()
     os.kill(bash.manager.provisioner.pid, signal.SIGKILL)
-    while shell in os.listdir("/proc"):
-        time.sleep(0.01)
+    until(lambda: ended(shell))
 
 
 def test_node_runs_cells(node):
@@ -433,26 +430,21 @@ def test_node_dies_with_the_kernel_also_while_it_is_busy(node):
     process = node.run("console.log(process.pid)")[1].strip()
     node.until_written(node.begin("console.log('on'); while (true) {}"))
     os.kill(node.manager.provisioner.pid, signal.SIGKILL)
-    while process in os.listdir("/proc"):
-        time.sleep(0.01)
+    until(lambda: ended(process))
 
 
 def test_node_leaves_nothing(folder):
     with connected("node", folder) as client:
         process = client.run("require('child_process').spawn('sleep', ['300']); console.log(process.pid)")[1].strip()
         client.shut_down()
-    left = [name for name in os.listdir("/proc") if name.isdecimal() and _group(name) == process]
-    assert left == []
+    until(lambda: process not in map(_group, filter(str.isdecimal, os.listdir("/proc"))))
 
 
 def test_node_that_exits_leaves_nothing(node):
     child = node.run("console.log(require('child_process').spawn('sleep', ['300']).pid)")[1].strip()
     assert child in os.listdir("/proc")
     assert node.run("process.exit(3)")[0]["ename"] == "KernelExited"
-    until = time.monotonic() + PATIENCE_S
-    while _group(child) and time.monotonic() < until:  # nobody is told that it has gone
-        time.sleep(0.01)
-    assert not _group(child)
+    until(lambda: not _group(child))
 
 
 def _group(pid):

@@ -49,6 +49,10 @@ _KILL_S = 0.3
 """From when the shell is hung up to its end; short, since the client's patience ends at some time too."""
 
 
+_GONE_S = 1.0
+"""For the end of a shell that has been killed, which takes milliseconds."""
+
+
 class Ended(Exception):
     """The shell has ended. status: exit code, or minus the number of a signal. answer: what it had written by then."""
 
@@ -215,8 +219,11 @@ class Shell:
             self._end_later(within_s, self._hang_up)
 
     def close(self) -> None:
-        """End it with its process group, and let go of everything. May be called twice."""
+        """End it with its process group, see it gone, and let go of everything. May be called twice."""
         self.signal(signal.SIGKILL)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in a call of the system that nothing ends
+                self._process.wait(_GONE_S)
         for pump in [*self._pumps, self._control, self._answers]:
             pump.close()
         if not self._closed:
