@@ -34,7 +34,7 @@ def test_every_route_is_called_and_nothing_is_left(cellbox: Cellbox, target) -> 
     assert said == steps
     assert covered >= {(method, route.path) for route in ROUTES for method in route.operations}
     assert cellbox.client.get("/v1/scopes").json() == {"scopes": []}
-    assert not cellbox.processes()
+    cellbox.wait_for(lambda: not cellbox.processes(), within_s=20)
     assert [entry.name for entry in cellbox.root.iterdir() if not entry.name.startswith(".")] == []
 
 

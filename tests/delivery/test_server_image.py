@@ -12,7 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from interpreter.backends.docker.image import build_arguments
-from tests import engines
+from tests import apart, engines, waiting
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "cellbox-server:tests"
@@ -37,7 +37,9 @@ def docker(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def image() -> str:
     words = [word for name, value in build_arguments(os.environ).items() for word in ("--build-arg", f"{name}={value}")]
-    docker("build", "--quiet", "--network", "host", *words, "--tag", IMAGE, str(ROOT))
+    build = ("build", "--quiet", "--network", "host", *words, "--tag", IMAGE, str(ROOT))
+    if docker(*build, check=False).returncode:  # a registry of packages that did not answer for a moment
+        docker(*build)
     return IMAGE
 
 
@@ -45,7 +47,7 @@ def image() -> str:
 def server(image: str, tmp_path: Path) -> Iterator[str]:
     """Name of a container that serves, on a data root below ``tmp_path``."""
     service = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]["sandbox-server"]
-    root, name = tmp_path / "data", f"cellbox-server-{os.getpid()}"
+    root, name, uid_base = tmp_path / "data", f"cellbox-server-{os.getpid()}", apart.uid_base()
     root.mkdir(mode=0o700)
     words = ["--read-only", "--mount", f"type=bind,source={root},target={root}"]
     words += ["--mount", f"type=bind,source={engines.ADDRESS.removeprefix('unix://')},target=/var/run/docker.sock"]
@@ -56,7 +58,7 @@ def server(image: str, tmp_path: Path) -> Iterator[str]:
         ("--tmpfs", "tmpfs"),
     ):
         words += [word for value in service[key] for word in (option, value)]
-    for setting in (f"DATA_ROOT={root}", f"API_KEY={KEY}", f"IMAGE={engines.IMAGE}", "UID_BASE=700000"):
+    for setting in (f"DATA_ROOT={root}", f"API_KEY={KEY}", f"IMAGE={engines.IMAGE}", f"UID_BASE={uid_base}"):
         words += ["--env", f"SANDBOX_{setting}"]
     docker("run", "--detach", "--name", name, *words, image)
     try:
@@ -66,7 +68,7 @@ def server(image: str, tmp_path: Path) -> Iterator[str]:
         docker("stop", "--time", "60", name, check=False)
         docker("run", "--rm", *words, image, "stop", "--all", check=False)
         docker("rm", "--force", name, check=False)
-        assert not engines.containers(range(700_000, 700_100))
+        waiting.until(lambda: not engines.containers(range(uid_base, uid_base + 100)))
 
 
 def wait_until_well(name: str) -> None:

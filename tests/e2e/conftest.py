@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import apart, engines
+from tests import apart, engines, waiting
 
 KEY = "a-key-for-the-tests-of-cellbox"
 
@@ -156,9 +156,9 @@ def _running(
             process.kill()
             process.wait()
     assert process.returncode == 0, cellbox.log
-    assert not cellbox.processes()
+    waiting.until(lambda: not cellbox.processes())
     assert not list((root / "data").glob(".run/*"))
-    assert not engines.containers(range(uid_base, uid_base + 100))
+    waiting.until(lambda: not engines.containers(range(uid_base, uid_base + 100)))
     assert "Traceback" not in cellbox.log, cellbox.log
 
 

@@ -110,13 +110,14 @@ def test_a_service_that_does_not_come_back_is_not_waited_for(serve: Callable[...
     service.cell("x = 1", scope=scope, session="s")
     service.end(signal.SIGKILL)
     service.wait_for(lambda: containers(service, scope)[0]["State"] == "exited", within_s=20)
-    assert not service.processes(scope)
+    service.wait_for(lambda: not service.processes(scope), within_s=20)
     (ended,) = containers(service, scope)
     service.start()
     assert service.cell("'x' in globals()", scope=scope, session="s")["state"] in ("lost", "new")
     assert ended["Id"] not in [each["Id"] for each in containers(service, scope)]
 
 
+@pytest.mark.alone
 def test_parallel_starts_do_not_wait_for_each_other(cellbox: Cellbox, scope: str) -> None:
     """By what the engine noted: most are created before the one before them has started."""
 
@@ -166,7 +167,7 @@ def test_the_next_service_removes_what_it_does_not_know(serve: Callable[..., Cel
     for part in service.root.glob(".state.db-*"):
         part.unlink()
     service.start()
-    assert containers(service, scope) == []
+    service.wait_for(lambda: containers(service, scope) == [], within_s=20)
     assert service.cell("'x' in globals()", scope=scope, session="s")["state"] == "new"
 
 

@@ -10,6 +10,8 @@ import time
 import pytest
 from sandboxd.protocol import Finished, Progress
 
+from tests.waiting import gone, soon
+
 INTERRUPTED_AT_ONCE = {
     "a sleep": "sleep 60",
     "a flood to nowhere": "yes >/dev/null",
@@ -79,7 +81,7 @@ SHELL_THAT_DOES_NOT_HEAR = {
 @pytest.mark.parametrize("code", SHELL_THAT_DOES_NOT_HEAR.values(), ids=SHELL_THAT_DOES_NOT_HEAR)
 async def test_a_shell_that_does_not_hear_is_replaced_by_one_with_its_state(bash, code):
     await bash("x=1; f() { echo f; }; cd /usr")
-    outcome = await bash(f"y=2\n{code}", timeout_s=0.3)
+    outcome = await bash(f"y=2\n{code}", timeout_s=0.6)
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept")  # so within the grace
     for _ in range(2):
         assert (await bash("echo $x $y; f; pwd; trap -p INT")).stdout == "1 2\nf\n/usr\n"
@@ -122,21 +124,24 @@ async def test_interrupts_at_any_moment_lose_nothing(sandbox, bash):
     assert (await bash("echo $x")).stdout == "0\n"
 
 
-async def test_a_shell_that_ends_between_cells_is_replaced_and_its_loss_is_said(bash):
+async def test_a_shell_that_ends_between_cells_is_replaced_and_its_loss_is_said(sandbox, bash):
+    killed = "rm -f go; (until [ -e go ]; do sleep 0.01; done; kill -{} $$) & echo $$"
     await bash("x=1; sleep 100 &")
-    await bash("(sleep 0.05; kill -9 $$) &")
-    await asyncio.sleep(0.3)
+    shell = (await bash(killed.format("KILL"))).stdout.strip()
+    (sandbox.workspace / "go").touch()
+    await soon(lambda: gone(shell))
     outcome = await bash("echo $x; jobs")
     assert (outcome.stdout, outcome.kernel) == ("1\n", "kept")
     assert "jobs" in outcome.stderr
-    outcome = await bash("(sleep 0.05; kill -HUP $$) & y=2")
-    await asyncio.sleep(0.3)
+    shell = (await bash(killed.format("HUP") + "; y=2")).stdout.strip()
+    (sandbox.workspace / "go").touch()
+    await soon(lambda: gone(shell))
     assert (await bash("echo $x $y")).stdout == "1 2\n"
 
 
 async def test_a_shell_that_logs_itself_out_is_replaced(bash):
-    await bash("x=1; TMOUT=1")
-    await asyncio.sleep(1.3)
+    shell = (await bash("x=1; TMOUT=1; echo $$")).stdout.strip()
+    await soon(lambda: gone(shell))
     assert (await bash("echo $x $TMOUT; unset TMOUT")).stdout == "1 1\n"
 
 
@@ -262,8 +267,7 @@ async def test_a_new_shell_is_none_of_what_a_timeout_ends_later(bash):
     assert (await bash("echo $x")).stdout == "4\n"
     shell = (await bash("echo $$")).stdout.strip()
     os.kill(int(shell), signal.SIGKILL)
-    while shell in os.listdir("/proc"):  # noqa: ASYNC110 - the process table tells nobody
-        await asyncio.sleep(0.005)
+    await soon(lambda: gone(shell))
     await bash("sleep 60", timeout_s=0.3, grace_s=1.0)  # the new shell is started after this has begun
     outcome = await bash("sleep 0.8; echo on")
     assert (outcome.stdout, outcome.stderr) == ("on\n", "")

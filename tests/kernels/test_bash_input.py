@@ -132,7 +132,7 @@ async def test_a_cell_that_exits_leaves_no_read_behind(asking: Asking) -> None:
 
 
 async def test_a_timeout_ends_the_wait(asking: Asking) -> None:
-    outcome = await asking.run("x=1; cat", timeout_s=0.5)
+    outcome = await asking.run("x=1; cat", timeout_s=1.0)
     assert (outcome.status, asking.asked) == ("timeout", [("", False)])
     assert (await asking.run("echo $x")).stdout == "1\n"
 

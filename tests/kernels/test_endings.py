@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from sandboxd.protocol import Finished, KernelGone, KernelStopped, Preparing, StopKernel
+from sandboxd.protocol import Finished, KernelGone, KernelStopped, Preparing, Progress, StopKernel
 
 INTERRUPTED_AT_ONCE = [
     "while True: pass",
@@ -54,14 +54,14 @@ async def test_timeout_interrupts_and_keeps_the_state(sandbox, code):
 )
 async def test_children_that_ignore_the_interrupt_cost_no_state(sandbox, code):
     await sandbox.run("x = 1")
-    outcome = await sandbox.run(code, timeout_s=0.2, grace_s=1.0)
+    outcome = await sandbox.run(code, timeout_s=0.2)
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept")
     assert await sandbox.value("x") == "1"
 
 
 async def test_a_background_task_that_blocks_the_loop_costs_no_state(sandbox):
     await sandbox.run("import asyncio\nasync def spin():\n    while True: pass")
-    outcome = await sandbox.run("t = asyncio.create_task(spin())\nawait asyncio.sleep(30)", timeout_s=0.2, grace_s=1.0)
+    outcome = await sandbox.run("t = asyncio.create_task(spin())\nawait asyncio.sleep(30)", timeout_s=0.2)
     assert (outcome.status, outcome.kernel) == ("timeout", "kept")
     assert await sandbox.value("await asyncio.sleep(0.01, 7)") == "7"
 
@@ -80,7 +80,7 @@ async def test_children_of_earlier_cells_live_on(sandbox):
     child = (
         "import subprocess\nsubprocess.Popen(['sh', '-c', 'trap \"\" INT; sleep 30'], start_new_session=True).wait()"
     )
-    assert (await sandbox.run(child, timeout_s=0.2, grace_s=1.0)).kernel == "kept"
+    assert (await sandbox.run(child, timeout_s=0.2)).kernel == "kept"
     assert await sandbox.value("p.poll()") is None
 
 
@@ -192,7 +192,7 @@ async def test_cancel_interrupts_what_runs(sandbox):
     running = asyncio.get_running_loop().create_task(
         sandbox.run("print('on', flush=True)\nimport time; time.sleep(30)", id="me")
     )
-    await asyncio.sleep(0.5)
+    await sandbox.until_told(Progress)
     assert sandbox.kernels.cancel("me")
     outcome = await running
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("interrupted", 130, "new")
@@ -223,7 +223,7 @@ async def test_stop_while_the_kernel_starts_cancels_what_waits(sandbox):
 @pytest.mark.parametrize("restart", [False, True])
 async def test_stop_ends_what_runs_as_cancelled(sandbox, restart):
     running = asyncio.get_running_loop().create_task(sandbox.run("print('on', flush=True)\nwhile True: pass"))
-    await asyncio.sleep(0.5)
+    await sandbox.until_told(Progress)
     answer = await sandbox.kernels.stop(StopKernel("r", "python", "default", restart=restart))
     assert answer == KernelStopped("r", existed=True)
     outcome = await running
@@ -252,7 +252,7 @@ async def test_a_cancelled_call_kills_the_kernel(sandbox):
     running = asyncio.get_running_loop().create_task(
         sandbox.run("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
     )
-    await asyncio.sleep(0.6)
+    await sandbox.until_told(Progress)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

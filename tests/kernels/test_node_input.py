@@ -64,7 +64,7 @@ async def test_an_interrupt_ends_the_wait_and_keeps_the_state(asking: Asking, co
 
 
 async def test_a_timeout_ends_the_wait(asking: Asking) -> None:
-    outcome = await asking.run("var x = 1; require('fs').readFileSync(0)", timeout_s=0.5, **NODE)
+    outcome = await asking.run("var x = 1; require('fs').readFileSync(0)", timeout_s=1.0, **NODE)
     assert (outcome.status, outcome.kernel, asking.asked) == ("timeout", "new", [("", False)])
     assert (await asking.run("x", **NODE)).kernel == "kept"
 

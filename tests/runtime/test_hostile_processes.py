@@ -109,7 +109,7 @@ def test_a_hopping_process_is_caught_or_the_sandbox_is_called_unsafe(sandbox: Bo
         assert time.monotonic() - began < 3.5
         assert answer.outcome.stdout == "done\n"
         caught += not answer.sandbox_unsafe
-    sandbox.wait_for_processes(_idle(sandbox), 5)
+    sandbox.wait_for_processes(_idle(sandbox))
     assert caught, "none of five was caught from inside"
 
 
@@ -127,7 +127,7 @@ time.sleep(60)
 """
     answer = sandbox.end(sandbox.begin(code, timeout_s=1))
     assert (answer.outcome.status, answer.outcome.stdout) == ("timeout", "growing\n")
-    sandbox.wait_for_processes(_idle(sandbox), 5)
+    sandbox.wait_for_processes(_idle(sandbox))
 
 
 @pytest.mark.alone
@@ -201,7 +201,7 @@ def test_the_death_of_sandboxd_ends_everything(sandbox: Box) -> None:
         time.sleep(0.01)
     os.kill(sandbox.sandboxd, signal.SIGKILL)
     sandbox.boot.wait(20)
-    sandbox.wait_for_processes(0, 5)
+    sandbox.wait_for_processes(0)
 
 
 def test_the_death_of_the_boot_process_ends_everything(sandbox: Box) -> None:
@@ -210,7 +210,7 @@ def test_the_death_of_the_boot_process_ends_everything(sandbox: Box) -> None:
         time.sleep(0.01)
     sandbox.boot.kill()
     sandbox.boot.wait(20)
-    sandbox.wait_for_processes(0, 5)
+    sandbox.wait_for_processes(0)
 
 
 def test_shutdown_ends_daemons_too(sandbox: Box) -> None:

@@ -38,6 +38,7 @@ from sandboxd.protocol import (
 )
 
 from tests.runtime.box import PYTHON, Box, box
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -56,10 +57,7 @@ def told(sandbox: Box) -> list[FromSandbox]:
 
 
 def wait_for(*files: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < deadline, files
-        time.sleep(0.005)
+    until(lambda: all(file.exists() for file in files))
 
 
 def running(*executions: str) -> list[Known]:
@@ -174,11 +172,11 @@ def test_whoever_waits_for_a_kernel_is_told_apart(sandbox: Box) -> None:
 def test_a_kernel_that_ended_meanwhile_is_told_after_what_it_answered(sandbox: Box) -> None:
     sandbox.begin("import os; print(os.getpid())", stateful=True, id="cell")
     pid = int(sandbox.end("cell").outcome.stdout)
+    kernels = sandbox.workspace.parent / "run"
+    assert list(kernels.glob("k*"))
     sandbox.hang_up()
     os.kill(pid, signal.SIGKILL)
-    while pid in sandbox.processes():
-        time.sleep(0.01)
-    time.sleep(0.1)  # it is noticed within a second, most often at once; what is told later is told too
+    until(lambda: not list(kernels.glob("k*")))  # removed once its end is noticed and noted
     sandbox.listen_again()
     answer, gone = sandbox.receive(), sandbox.receive()
     assert isinstance(answer, Finished)

@@ -12,6 +12,7 @@ import pytest
 from sandboxd.protocol import Cancel, OutputLimits, Progress, Refused
 
 from tests.runtime.box import PYTHON, ROOT, VENV, Box, box
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -242,13 +243,14 @@ def test_runs_go_side_by_side(sandbox: Box) -> None:
 
 
 def test_killing_one_run_leaves_the_others(sandbox: Box) -> None:
-    killed = sandbox.begin("import time; print('half', flush=True); time.sleep(60)")
-    other = sandbox.begin("import time; time.sleep(0.5); print('whole')")
-    time.sleep(0.2)
+    killed = sandbox.begin("import time; print('half', flush=True); open('printed', 'w'); time.sleep(60)")
+    other = sandbox.begin("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('whole')")
+    until((sandbox.workspace / "printed").exists)
     sandbox.send(Cancel(id=killed))
     answer = sandbox.end(killed)
     assert (answer.outcome.status, answer.outcome.exit_code, answer.sandbox_unsafe) == ("interrupted", 130, False)
     assert answer.outcome.stdout == "half\n"
+    (sandbox.workspace / "go").touch()
     assert sandbox.end(other).outcome.stdout == "whole\n"
 
 
