@@ -2,7 +2,7 @@
 
 It takes the lock of the data root, says ``{"started": [ids]}`` once all run, and waits for its end. PROGRAM: of the
 supervisors; empty: their own. With the one behaviour ``churn`` it adopts what it finds but for a few, says ``{"kept": n}``,
-and starts and stops sandboxes for ever.
+and starts and stops sandboxes for ever, and says so of each that it has started.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ async def churn(house: House) -> None:
     async def busy(number: int) -> None:
         while True:
             sandbox = await house.backend.start(house.spec())
+            print(json.dumps({"started": sandbox.id}), flush=True)
             await asyncio.sleep(0.05 * number)
             if number % 4:
                 await sandbox.stop()

@@ -10,12 +10,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests import waiting
 from tests.e2e.conftest import CONFINED, Cellbox
 
 RUNTIMES = CONFINED
@@ -102,8 +104,9 @@ def rounds(cellbox: Cellbox, scope: str, count: int) -> None:
     assert len(cellbox.client.get(f"/v1/scopes/{scope}/sessions").json()["sessions"]) == 1
 
 
-def test_kill_9_ten_times_in_a_row_loses_nothing(serve: Serve, scope: str) -> None:
-    rounds(serve(), scope, 10)
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.soak)])
+def test_kill_9_so_many_times_in_a_row_loses_nothing(serve: Serve, scope: str, count: int) -> None:
+    rounds(serve(), scope, count)
 
 
 class Caller(threading.Thread):
@@ -171,7 +174,7 @@ def storm(cellbox: Cellbox, scope: str, *, kills: int, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1])
 def test_killed_at_any_moment_all_runs_exactly_once(serve: Serve, scope: str, seed: int) -> None:
-    storm(serve(), scope, kills=6, seed=seed)
+    storm(serve(), scope, kills=3, seed=seed)
 
 
 @pytest.mark.soak
@@ -196,7 +199,7 @@ def test_what_waits_runs_once_and_in_order(serve: Serve, scope: str) -> None:
             lambda number=number: (
                 cellbox.client.get(f"/v1/executions/e{number}", params={"scope": scope}).status_code == 200
             ),
-            within_s=10,
+            within_s=20,
         )
     unnamed = send(cellbox, scope=scope, stateful=True, code="seen.append('nobody can ask for it')")
     cellbox.end(signal.SIGKILL)
@@ -270,12 +273,11 @@ def test_answers_are_kept_over_a_restart(serve: Serve, scope: str) -> None:
 
 def test_a_kernel_that_ended_meanwhile_is_told_once(serve: Serve, scope: str) -> None:
     cellbox = serve()
-    pid = int(cellbox.cell("import os; os.getpid()", scope=scope, session="a")["results"][0]["data"]["text/plain"])
-    assert pid > 1
     cellbox.cell("x = 1", scope=scope, session="b")
     place = cellbox.root / scope / "sessions" / "a"
     cellbox.cell(
         "import threading, time, os\n"
+        "open('/proc/self/comm', 'w').write('ends-soon')\n"
         "def wait():\n"
         "    while not os.path.exists('go'): time.sleep(0.01)\n"
         "    os._exit(3)\n"
@@ -283,9 +285,10 @@ def test_a_kernel_that_ended_meanwhile_is_told_once(serve: Serve, scope: str) ->
         scope=scope,
         session="a",
     )
+    (kernel,) = (pid for pid in cellbox.processes(scope) if Path(f"/proc/{pid}/comm").read_text() == "ends-soon\n")
     cellbox.end(signal.SIGKILL)
     (place / "go").touch()
-    time.sleep(1)  # nobody is there whom it could be told; nothing but time can show that it ended
+    waiting.until(lambda: waiting.ended(kernel))
     cellbox.start()
     first, second = (cellbox.cell("1", scope=scope, session="a") for _ in range(2))
     assert (first["state"], first["reason"], first["generation"]) == ("lost", "exit", 2)
@@ -334,7 +337,6 @@ def test_what_nobody_adopts_ends_by_itself(serve: Serve, scope: str) -> None:
     assert cellbox.cell("1", scope=scope)["state"] == "lost"
 
 
-@pytest.mark.alone
 def test_a_frozen_sandbox_is_not_waited_for(serve: Serve, scope: str) -> None:
     """Its neighbours are adopted at once; whoever asks for it gets a fresh one once that is known."""
     cellbox = serve()
@@ -350,10 +352,11 @@ def test_a_frozen_sandbox_is_not_waited_for(serve: Serve, scope: str) -> None:
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     cellbox.start()
-    began = time.monotonic()
-    assert cellbox.cell("x", scope=scope, session="well")["state"] == "kept"
-    assert time.monotonic() - began < 5
-    assert cellbox.cell("1", scope=scope, session="frozen")["state"] == "lost"
+    with ThreadPoolExecutor(1) as pool:
+        fresh = pool.submit(cellbox.cell, "1", scope=scope, session="frozen")
+        assert cellbox.cell("x", scope=scope, session="well")["state"] == "kept"
+        assert not fresh.done()
+        assert fresh.result()["state"] == "lost"
 
 
 def test_a_damaged_state_file_is_set_aside(serve: Serve, scope: str) -> None:
