@@ -63,8 +63,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     brackets if a port follows); each also with ``:port``. deny beats allow. An entry of allow without a port opens
     ``ports``; one with a port opens that port, whether it is among ``ports`` or not. An entry of deny without a port
     closes all.
-    private_cidrs: ranges whose private, loopback, shared (100.64/10) and benchmark addresses may be reached under the
-    names that are allowed.
+    private_cidrs: ranges whose private, loopback, shared (100.64/10), benchmark and documentation addresses may be
+    reached under the names that are allowed.
     """
 
     allow: Entries = ()
@@ -98,7 +98,7 @@ class Open(Message):
     """
 
     sandbox: SandboxId
-    path: Annotated[str, Meta(min_length=1, max_length=107)]
+    path: Annotated[str, Meta(min_length=1, max_length=1_000)]
     policy: Policy
 
 

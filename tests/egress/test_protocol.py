@@ -56,7 +56,7 @@ WRONG = [
     b'{"kind":"Noted","number":9007199254740993}',
     b'{"kind":"Own","addresses":[],"ports":[0]}',
     b'{"kind":"Own","addresses":[],"ports":[65536]}',
-    b'{"kind":"Open","sandbox":"a","path":"' + b"x" * 108 + b'","policy":{}}',
+    b'{"kind":"Open","sandbox":"a","path":"' + b"x" * 1_001 + b'","policy":{}}',
     b'{"kind":"Close","sandbox":"\xff"}',
     b'{"kind":"Close","sandbox":"\\ud800"}',
     b"[" * 100_000,
