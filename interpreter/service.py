@@ -144,6 +144,8 @@ class Interpreter:
             clock=clock,
         )
         self._removal = Removal(
+        self.warnings: list[str] = []
+        """What ``start`` returned."""
             self._table, self._kernels, self._manager, self._runner, self._store, self._recorder, self._data, self._plan
         )
         self._stops = KernelStops(
@@ -202,13 +204,16 @@ class Interpreter:
             self._manager.changed.set()
             making = spares.run(self._plan, self._table, self._manager, self._clock)
             self._tasks.start(making, name="spares")
-        return warnings
+        self.warnings = warnings
+        return list(warnings)
 
     async def _checked(self) -> list[str]:
         """Return the backend's warnings. Raises BackendUnavailable, but not where the disk is what it lacks: what runs is taken
         over all the same."""
         try:
-            return await self._backend.check()
+            warnings = await self._backend.check()
+            self.notices += self._backend.notices()
+            return warnings
         except BackendUnavailable as error:
             short = await asyncio.to_thread(self._data.trouble)
             if short is None or short not in str(error):

@@ -393,3 +393,6 @@ class Health(AnswerModel):
     status: str = Field(description="`ok`, or what is wrong.")
     version: str = Field(description="Version of the service.")
     runtime: str = Field(description="What makes the sandboxes.")
+    warnings: list[str] | None = Field(
+        default=None, description="What is weak about the runtime, as said at the start; for who sends a key."
+    )

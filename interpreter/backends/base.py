@@ -157,6 +157,10 @@ class Backend(abc.ABC):
         """
 
     def hanging(self) -> int:
+    def notices(self) -> list[str]:
+        """Return what the operator should know and is no weakness, as ``check`` found it."""
+        return []
+
         """Return how many sandboxes have ended, and what ran them does not remove what is left of them."""
         return 0
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from interpreter.backends.docker import failure, gvisor, weaknesses
 from interpreter.backends.docker.engine import Client, EngineError, NotThere, host
-from interpreter.backends.docker.image import INPUTS, digest, inputs
+from interpreter.backends.docker.image import INPUTS, is_current
 from interpreter.cli.findings import Finding, error, ok, warning
 from interpreter.settings import Settings
 
@@ -81,7 +81,8 @@ def _examine(found: Settings, engine: Engine) -> Iterator[Finding]:
             "it is reached over the network, and sandboxes show directories of the engine's host",
             "run the service on the engine's host, with DOCKER_HOST unset",
         )
-    for sentence in weaknesses.found(engine.version, engine.info):
+    here = engine.address.startswith("unix:")
+    for sentence in weaknesses.found(engine.version, engine.info, runtime=found.runtime, here=here):
         make = error if found.runtime_checks == "refuse" else warning
         yield make("runtime", *_parted(sentence))
     yield _image(found.image, engine.image)
@@ -101,16 +102,14 @@ def _image(name: str, there: Mapping[str, Any] | None) -> Finding:
             f"{name} is not there",
             "cellbox image build        (or `cellbox image load FILE`; SANDBOX_IMAGE names another one)",
         )
-    made_of = (there.get("Config", {}).get("Labels") or {}).get(INPUTS)
-    if made_of is None:
+    if INPUTS not in ((there.get("Config") or {}).get("Labels") or {}):
         return warning(what, f"{name} does not say what it was made from", "`cellbox image build` makes one that does")
-    try:
-        current = made_of == digest(inputs())
-    except OSError:
-        return ok(what, f"{name}; the sources to compare it with are not here")
-    if not current:
-        return warning(what, f"{name} was made from other inputs than this version has", "cellbox image build")
-    return ok(what, f"{name}, made from the inputs of this version")
+    match is_current(there):
+        case True:
+            return ok(what, f"{name}, made from the inputs of this version")
+        case False:
+            return warning(what, f"{name} was made from other inputs than this version has", "cellbox image build")
+    return ok(what, f"{name}; the sources to compare it with are not here")
 
 
 def _runtime(name: str, network: str, info: Mapping[str, Any]) -> Finding:

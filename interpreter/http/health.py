@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interpreter import wire
-from interpreter.errors import RuntimeUnavailable, ShuttingDown
+from interpreter.errors import RuntimeUnavailable, ShuttingDown, Unauthorized
 from interpreter.http.base import ApiHandler
 
 
@@ -14,6 +14,8 @@ class HealthHandler(ApiHandler):
         """Say it; 503 while sandboxes cannot be made or the service is stopping."""
         ok, found = await self.api.service.health()
         health = {"status": found["status"], "version": self.api.version, "runtime": found["runtime"], **found}
+        if self._has_key():  # holes are not told to everybody
+            health["warnings"] = self.api.service.warnings
         if self.api.draining:
             code, message = ShuttingDown.code, "The service is stopping."
         elif not ok:
@@ -23,3 +25,11 @@ class HealthHandler(ApiHandler):
             return
         self.set_header("Retry-After", "5")
         self.send({"code": code, "message": message, "retryable": True} | health | {"message": message}, status=503)
+
+    def _has_key(self) -> bool:
+        headers = self.request.headers
+        try:
+            self.api.guard.check_key(headers.get("X-API-Key"), headers.get("Authorization"))
+        except Unauthorized:
+            return False
+        return True

@@ -141,6 +141,14 @@ async def test_a_weak_runtime_is_warned_about_or_refused(start, monkeypatch, tmp
     await start(runtime_checks="warn")  # it has let go of the data root
 
 
+async def test_what_is_no_weakness_is_said_and_refuses_no_start(start, monkeypatch):
+    monkeypatch.setattr(
+        "interpreter.backends.fake.FakeBackend.notices", lambda _self: ["the image is of another version"]
+    )
+    service = await start(runtime_checks="refuse")
+    assert service.said("warning: ") == "the image is of another version"
+
+
 @pytest.mark.parametrize("values", [{"network": "proxy"}, {"scope_quota_mb": "5"}])
 async def test_what_is_not_there_refuses_the_start_by_name(start, values):
     (name,) = values

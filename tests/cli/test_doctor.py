@@ -10,6 +10,7 @@ import pytest
 from interpreter import cli
 from interpreter.backends.docker.image import INPUTS, digest, inputs
 from interpreter.cli import doctor, doctor_engine, doctor_host
+from interpreter.backends.docker import weaknesses
 from interpreter.cli.doctor_engine import Engine
 from interpreter.settings import Settings
 from tests import engines
@@ -85,7 +86,8 @@ def test_what_is_wrong_with_an_engine_says_what_to_type(one, values, expected, t
 
 
 @pytest.mark.parametrize("runtimes", [{}, {"runsc": {"path": "/usr/bin/runsc"}}])
-def test_gvisor_is_registered_with_the_line_that_is_printed(runtimes) -> None:
+def test_gvisor_is_registered_with_the_line_that_is_printed(runtimes, monkeypatch) -> None:
+    monkeypatch.setattr(weaknesses, "_program", lambda _path: "runsc version release-20261116.0")
     (line,) = [each for each in found(engine(info={"Runtimes": runtimes}), runtime="runsc") if each.state == "error"]
     printed = next(text for text in line.remedy.splitlines() if text.startswith("{"))
     registered = json.loads(printed)["runtimes"]
@@ -96,6 +98,17 @@ def test_gvisor_is_registered_with_the_line_that_is_printed(runtimes) -> None:
 
 @engines.needed
 def test_a_real_engine_is_asked() -> None:
+@pytest.mark.parametrize(("checks", "state"), [("warn", "warning"), ("refuse", "error")])
+def test_a_gvisor_with_known_holes_says_what_to_upgrade_to(checks, state, monkeypatch) -> None:
+    monkeypatch.setattr(weaknesses, "_program", lambda _path: "runsc version release-20250319.0")
+    findings = found(engine(), runtime="runsc", runtime_checks=checks)
+    assert wrong(findings) == [("runtime", state)]
+    (line,) = [each for each in findings if each.state == state]
+    assert "CVE-2026-96812" in line.text
+    assert "upgrade to 20260928.0" in line.remedy
+    assert wrong(found(engine(), runtime_checks=checks)) == [], "not the runtime of the sandboxes"
+
+
     one = doctor_engine.ask(Settings(image="no-such-image:ever", network="no-such-network"), engines.ADDRESS)
     assert (one.trouble, one.image, one.network) == ("", None, None)
     assert one.version["Version"]

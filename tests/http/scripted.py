@@ -48,6 +48,7 @@ class ScriptedService(Interpreter):
         self.fail: Exception | None = None
         self.hold = False
         self.healthy = True
+        self.warnings = ["the kernel is old"]
         self.output = "42\n"
         self.requests: list[ExecRequest] = []
         self.calls: list[tuple[Any, ...]] = []

@@ -230,6 +230,7 @@ async def test_health_is_503_while_the_runtime_is_down(served: Served):
         "version": "0.0.0",
         "runtime": "fake",
     }
+    assert (await served.call("GET", "/healthz")).json["warnings"] == ["the kernel is old"], "not for everybody"
     served.service.healthy = False
     reply = await served.call("GET", "/healthz", key=None)
     assert reply.status == 503

@@ -36,8 +36,8 @@ from interpreter.backends.base import (
 )
 from interpreter.tasks import Tasks, finish
 
-from . import failure, gvisor, seen, sources, spec, weaknesses
-from .engine import Answer, Engine, EngineError, Follower, Listening, NotThere
+from . import failure, gvisor, image, seen, sources, spec, weaknesses
+from .engine import Answer, Engine, EngineError, EngineGone, Follower, Listening, NotThere, Silent
 from .sandbox import DockerSandbox, exit_of
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class DockerBackend(Backend, Listening):
         self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._follower: Follower | None = None
         self._warnings: list[str] | None = None
+        self._notices: list[str] = []
         self._cleared = False
 
     @property
@@ -117,28 +118,15 @@ class DockerBackend(Backend, Listening):
 
     async def adoptable(self) -> list[Sandbox]:
         """Return handles on the containers with our label that run, or have run."""
-        found: list[tuple[SandboxId, str, seen.Seen | SandboxExit]] = []
-
-        def look() -> None:
-            for container in self._engine.client.containers(self._label):
-                ident = SandboxId(container["Labels"].get(spec.SANDBOX, ""))
-                if container["State"] not in ("running", "paused", "exited"):
-                    continue
-                state = self._engine.client.inspect(container["Id"])["State"]
-                if state["Running"]:
-                    found.append((ident, container["Id"], seen.look(container["Id"], state["Pid"])))
-                else:
-                    found.append((ident, container["Id"], exit_of(state)))
-
         try:
-            await finish(self._engine.call(look), within_s=_START_S)
-        except BaseException as error:
-            for _, _, sight in found:
-                _drop(sight)
-            if isinstance(error, EngineError):
-                raise failure.unavailable(error, self._engine.address) from error
-            raise
-        return [self._adopt(*each) for each in found]
+            listed = await self._engine.call(lambda: self._engine.client.containers(self._label))
+        except EngineError as error:
+            raise failure.unavailable(error, self._engine.address) from error
+        looks = [self._look(each) for each in listed if each["State"] in ("running", "paused", "exited")]
+        try:
+            return [sandbox for sandbox in await asyncio.gather(*looks) if sandbox is not None]
+        except EngineError as error:
+            raise failure.unavailable(error, self._engine.address) from error
 
     async def remove_leftovers(self, keep: frozenset[SandboxId] = frozenset()) -> int:
         """End and remove all other containers with our label."""
@@ -147,14 +135,18 @@ class DockerBackend(Backend, Listening):
         except EngineError as error:
             raise failure.unavailable(error, self._engine.address) from error
         left = [each for each in listed if each["Labels"].get(spec.SANDBOX) not in keep]
-        # One that the engine cannot end keeps none of the others.
         for failed in await asyncio.gather(*(self._remove(each) for each in left), return_exceptions=True):
-            if failed is not None:
+            # One that the engine cannot end keeps neither the others nor the service; it is asked on.
+            if failed is not None and not isinstance(failed, BackendError):
                 raise failed
         for probe in self._run.glob("probe-*"):
             await asyncio.to_thread(shutil.rmtree, probe, ignore_errors=True)
         self._cleared = True
         return len(left)
+
+    def notices(self) -> list[str]:
+        """Return that the image is not of this version, if it says so; one from elsewhere often does not."""
+        return list(self._notices)
 
     def hanging(self) -> int:
         """Return how many sandboxes the engine was asked to remove some seconds ago, and has not."""
@@ -215,6 +207,21 @@ class DockerBackend(Backend, Listening):
         ident = SandboxId(container["Labels"].get(spec.SANDBOX, ""))
         sandbox = self._sandboxes.get(ident) or self._handle(ident, container["Id"])
         await sandbox.stop()
+
+    async def _look(self, container: Answer) -> Sandbox | None:
+        """Return a handle on a container; None where it has gone, or the engine is stuck with it and answers of others."""
+        ident = SandboxId(container["Labels"].get(spec.SANDBOX, ""))
+        try:
+            state = await self._engine.call(lambda: self._engine.looks.inspect(container["Id"])["State"])
+        except NotThere:
+            return None
+        except EngineError as error:
+            if isinstance(error, EngineGone) and not isinstance(error, Silent):
+                raise
+            log.warning("a sandbox cannot be taken over", extra={"sandbox": ident, "error": repr(error)})
+            return None
+        sight = seen.look(container["Id"], state["Pid"]) if state["Running"] else exit_of(state)
+        return self._adopt(ident, container["Id"], sight)
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
@@ -322,7 +329,9 @@ class DockerBackend(Backend, Listening):
         version, info = await self._engine.call(self._engine.client.about)
         if refusal := weaknesses.refusal(version, info, runtime=place.runtime, network=place.network):
             raise BackendUnavailable(refusal)
-        await self._engine.call(lambda: self._engine.client.image(place.image))
+        made = await self._engine.call(lambda: self._engine.client.image(place.image))
+        if await asyncio.to_thread(image.is_current, made) is False:
+            self._notices = [failure.other_inputs(place.image)]
         if place.network != "none":
             try:
                 await self._engine.call(lambda: self._engine.client.network(place.network))
@@ -332,7 +341,8 @@ class DockerBackend(Backend, Listening):
         if self._follower is None:
             self._follower = self._engine.follow(self._label, _EVENTS, self)
         await self._probe()
-        found = weaknesses.found(version, info)
+        here = self._engine.address.startswith("unix:")
+        found = await asyncio.to_thread(weaknesses.found, version, info, runtime=place.runtime, here=here)
         if self.single_tenant:
             found.append(
                 "not running as root: one scope only, and its code runs under this user's own uid. Run as root to serve"

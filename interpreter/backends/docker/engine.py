@@ -29,6 +29,9 @@ CALL_S = 30.0
 END_S = 12.0
 """For the answer to a call that ends a container: an engine takes 10 s of its own before it does without its runtime."""
 
+LOOK_S = 10.0
+"""For the answer to a call about one container, which may be stuck in the engine while all others are fine."""
+
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 _ASK_S = 3.0
 _CALLS_AT_ONCE = 32
@@ -46,6 +49,10 @@ class EngineError(Exception):
 
 class EngineGone(EngineError):
     """The engine does not answer."""
+
+
+class Silent(EngineGone):
+    """The engine took the call and did not answer in time."""
 
 
 class NotThere(EngineError):
@@ -170,6 +177,8 @@ class Engine:
         self.client = Client(self.address)
         self.ends = Client(self.address, within_s=END_S)
         """For the calls about one container's end."""
+        self.looks = Client(self.address, within_s=LOOK_S)
+        """For what is asked about many containers, one by one."""
         self._pool = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="engine")
         self._ending = ThreadPoolExecutor(_ENDS_AT_ONCE, thread_name_prefix="engine ends")
 
@@ -191,6 +200,7 @@ class Engine:
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
         self.client.close()
         self.ends.close()
+        self.looks.close()
 
 
 class Listening:
@@ -272,6 +282,8 @@ def _translated() -> Iterator[None]:
             raise DiskFull(text) from error
         kinds: dict[int | None, type[EngineError]] = {404: NotThere, 409: Conflict, 503: EngineGone}
         raise kinds.get(error.status_code, EngineError)(text) from error
+    except requests.Timeout as error:
+        raise Silent(type(error).__name__) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, DockerException, OSError) as error:
         raise EngineGone(type(error).__name__) from error
     except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:

@@ -37,6 +37,14 @@ def no_image(image: str) -> str:
     )
 
 
+def other_inputs(image: str) -> str:
+    """Return what to say of an image that was made from other inputs than this version has."""
+    return (
+        f"the image {image} was made from other inputs than this version has, so sandboxes are not what it describes: make it"
+        " anew with `cellbox image build`"
+    )
+
+
 def no_network(network: str) -> str:
     """Return what to say where there is no such network."""
     return (

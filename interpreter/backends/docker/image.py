@@ -100,6 +100,18 @@ def digest(files: Mapping[str, File]) -> str:
     return total.hexdigest()
 
 
+def is_current(there: Mapping[str, Any]) -> bool | None:
+    """Whether an image, as the engine describes it, was made from the inputs as they are now; None: it does not say what from, or
+    the inputs are not here. Milliseconds."""
+    made_of = _labels(there).get(INPUTS)
+    if made_of is None:
+        return None
+    try:
+        return made_of == digest(inputs())
+    except OSError:
+        return None
+
+
 def context(files: Mapping[str, File]) -> bytes:
     """Return them as the tar archive that the engine builds from. The same files give the same bytes."""
     into = io.BytesIO()
@@ -234,7 +246,7 @@ def _inspect(api: APIClient, name: str) -> dict[str, Any] | None:
 
 
 def _labels(there: Mapping[str, Any]) -> dict[str, str]:
-    return there["Config"].get("Labels") or {}
+    return (there.get("Config") or {}).get("Labels") or {}
 
 
 def _built(name: str, there: Mapping[str, Any], *, made: bool) -> Built:

@@ -15,8 +15,10 @@ from docker import APIClient
 
 import interpreter
 from interpreter.backends.docker import image
+from interpreter.backends.docker.backend import DockerBackend
 from interpreter.backends.docker.image import File, ImageError
 from tests import engines
+from tests.apart import PROBE_UID
 from tests.backends.docker import tiny
 
 ROOT = Path(__file__).parents[3]
@@ -149,6 +151,35 @@ def test_the_same_inputs_are_made_once(api, inputs):
     other = image.build(NAME, said.append)
     assert other.made
     assert other.id != first.id
+
+
+async def noticed(root: Path) -> list[str]:
+    """What a service is told of this image at its start. It is no warning, which could refuse the start."""
+    backend = DockerBackend(root=root, idle_s=60, probe_uid=PROBE_UID, image=NAME, address=engines.ADDRESS)
+    try:
+        assert not [warning for warning in await backend.check() if NAME in warning]
+        return backend.notices()
+    finally:
+        await backend.aclose()
+
+
+@engines.needed
+async def test_a_service_says_at_its_start_that_its_image_is_of_other_inputs(api, inputs, tmp_path, monkeypatch):
+    image.build(NAME, str)
+    assert await noticed(tmp_path) == []
+    inputs["kernels/one"] = File(b"2", False)
+    (sentence,) = await noticed(tmp_path)
+    assert "cellbox image build" in sentence
+
+    def nothing():
+        raise FileNotFoundError
+
+    with monkeypatch.context() as patch:  # an installation without the sources
+        patch.setattr(image, "inputs", nothing)
+        assert await noticed(tmp_path) == []
+    api.remove_image(NAME, force=True)
+    api.tag(tiny.IMAGE, *NAME.split(":"))  # one from elsewhere, which does not say what it was made from
+    assert await noticed(tmp_path) == []
 
 
 @engines.needed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,18 @@ def version(**parts: dict[str, Any]) -> dict[str, Any]:
 
 def found(said: dict[str, Any], info: dict[str, Any] | None = None, changes: str = "") -> list[str]:
     return weaknesses.found(said, info or INFO, changes=lambda package: changes if package == "runc" else "")
+
+
+def found_of_gvisor(said: str, changes: str = "", runtime: str = "runsc") -> list[str]:
+    """The findings where its program says this of its version, and its package, if there is one, this of its changes."""
+    info = {**INFO, "Runtimes": {"runsc": {"path": "/opt/runsc"}}}
+    return weaknesses.found(
+        VERSION,
+        info,
+        runtime=runtime,
+        changes=lambda package: changes if package == "runsc" else "",
+        program=lambda path: said if path == "/opt/runsc" else "",
+    )
 
 
 def test_a_good_engine_is_neither_refused_nor_warned_about() -> None:
@@ -64,6 +77,65 @@ def test_a_package_of_a_distribution_is_judged_by_its_list_of_changes() -> None:
 
 def test_the_list_of_changes_says_nothing_about_a_version_from_elsewhere() -> None:
     (_,) = found(version(runc={"Version": "1.1.5", "Details": {"GitCommit": "v1.1.5-0-gf19387a6"}}), changes=FIXES)
+
+
+def test_a_list_of_changes_that_is_not_to_be_seen_is_no_proof_of_holes() -> None:
+    (sentence,) = found(version(runc=DEBIAN))
+    assert "may have known holes" in sentence
+    (sentence,) = found(version(runc=DEBIAN), changes="runc (1.1.5+ds1-1+deb12u1): CVE-2024-21626")
+    assert "has known holes" in sentence
+    (sentence,) = found(version(runc={"Version": "1.1.5"}))
+    assert "has known holes" in sentence
+
+
+@pytest.mark.parametrize(
+    ("said", "holes"),
+    [
+        ("runsc version release-20221219.0", 4),
+        ("runsc version release-20241021.0", 4),
+        ("runsc version release-20241028.0", 2),
+        ("runsc version release-20250317.0-12-g0123456789ab", 2),
+        ("runsc version release-20250319.0", 1),
+        ("runsc version release-20260921.0", 1),
+        ("runsc version release-20260928.0", 0),
+        ("runsc version release-20261116.0", 0),
+    ],
+)
+def test_releases_of_gvisor_with_known_holes(said: str, holes: int) -> None:
+    sentences = found_of_gvisor(said)
+    assert sum(sentence.count("CVE-") for sentence in sentences) == holes
+    assert all("gVisor 20" in sentence and "upgrade to 20260928.0" in sentence for sentence in sentences)
+    assert found_of_gvisor(said, runtime="runc") == [], "of the runtime that sandboxes have"
+
+
+def test_a_package_of_gvisor_is_judged_by_its_list_of_changes() -> None:
+    debian = "runsc version 0.0~20240729.0"
+    (sentence,) = found_of_gvisor(debian)
+    assert "may have known holes" in sentence
+    (sentence,) = found_of_gvisor(debian, "golang-gvisor-gvisor (0.0~20240729.0-5): CVE-2025-2713\n")
+    assert "has known holes (CVE-2024-10026, CVE-2024-10603, CVE-2026-96812)" in sentence
+    assert found_of_gvisor(debian, "CVE-2025-2713 CVE-2024-10026 CVE-2024-10603 CVE-2026-96812") == []
+    (_,) = found_of_gvisor(
+        "runsc version release-20221219.0", "CVE-2025-2713 CVE-2024-10026 CVE-2024-10603 CVE-2026-96812"
+    )
+
+
+@pytest.mark.parametrize("said", ["", "runsc version VERSION_MISSING", "\x00", "release-2025"])
+def test_a_gvisor_of_which_the_version_is_not_to_be_seen_is_named(said: str) -> None:
+    (sentence,) = found_of_gvisor(said)
+    assert "/opt/runsc --version" in sentence
+
+
+def test_the_program_of_gvisor_is_asked_only_where_the_engine_is_here(tmp_path: Path) -> None:
+    program = tmp_path / "runsc"
+    program.write_text('#!/bin/sh\ntouch "$0.asked"\necho runsc version release-20261116.0\n')
+    program.chmod(0o755)
+    info = {**INFO, "Runtimes": {"runsc": {"path": str(program)}}}
+    (_,) = weaknesses.found(VERSION, info, runtime="runsc", here=False)
+    assert not (tmp_path / "runsc.asked").exists()
+    assert weaknesses.found(VERSION, info, runtime="runsc") == []
+    program.unlink()
+    (_,) = weaknesses.found(VERSION, info, runtime="runsc")
 
 
 def test_what_is_old_or_has_no_filter_is_named() -> None:
