@@ -156,11 +156,11 @@ class Backend(abc.ABC):
         keep: adopted ones, which are left alone.
         """
 
-    def hanging(self) -> int:
     def notices(self) -> list[str]:
         """Return what the operator should know and is no weakness, as ``check`` found it."""
         return []
 
+    def hanging(self) -> int:
         """Return how many sandboxes have ended, and what ran them does not remove what is left of them."""
         return 0
 
