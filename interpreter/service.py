@@ -144,8 +144,6 @@ class Interpreter:
             clock=clock,
         )
         self._removal = Removal(
-        self.warnings: list[str] = []
-        """What ``start`` returned."""
             self._table, self._kernels, self._manager, self._runner, self._store, self._recorder, self._data, self._plan
         )
         self._stops = KernelStops(
@@ -163,6 +161,8 @@ class Interpreter:
         self._health = Health(backend, self._data.trouble, clock=clock)
         self.notices: list[str] = []
         """What the start found and went on without, for the operator."""
+        self.warnings: list[str] = []
+        """What ``start`` returned."""
 
     async def start(self) -> list[str]:
         """Lock the data root, check the backend, take over what an earlier service left or remove it, begin reaping; return

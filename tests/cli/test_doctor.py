@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from interpreter import cli
+from interpreter.backends.docker import weaknesses
 from interpreter.backends.docker.image import INPUTS, digest, inputs
 from interpreter.cli import doctor, doctor_engine, doctor_host
-from interpreter.backends.docker import weaknesses
 from interpreter.cli.doctor_engine import Engine
 from interpreter.settings import Settings
 from tests import engines
@@ -96,8 +96,6 @@ def test_gvisor_is_registered_with_the_line_that_is_printed(runtimes, monkeypatc
     assert wrong(found(engine(info={"Runtimes": again}), runtime="runsc")) == []
 
 
-@engines.needed
-def test_a_real_engine_is_asked() -> None:
 @pytest.mark.parametrize(("checks", "state"), [("warn", "warning"), ("refuse", "error")])
 def test_a_gvisor_with_known_holes_says_what_to_upgrade_to(checks, state, monkeypatch) -> None:
     monkeypatch.setattr(weaknesses, "_program", lambda _path: "runsc version release-20250319.0")
@@ -109,6 +107,8 @@ def test_a_gvisor_with_known_holes_says_what_to_upgrade_to(checks, state, monkey
     assert wrong(found(engine(), runtime_checks=checks)) == [], "not the runtime of the sandboxes"
 
 
+@engines.needed
+def test_a_real_engine_is_asked() -> None:
     one = doctor_engine.ask(Settings(image="no-such-image:ever", network="no-such-network"), engines.ADDRESS)
     assert (one.trouble, one.image, one.network) == ("", None, None)
     assert one.version["Version"]
