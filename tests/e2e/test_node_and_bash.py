@@ -423,7 +423,10 @@ def test_a_bash_session_builds_and_runs_a_c_project(cellbox: Cellbox, scope: str
     assert cellbox.cell(sources, **bash)["exit_code"] == 0
     built = cellbox.cell("build sum.c main.c && ls *.o | wc -l", timeout=60, **bash)
     assert (built["stdout"].strip(), built["exit_code"]) == ("2", 0), built["stderr"]
-    cellbox.cell("for n in 10 100 1000; do { until [ -e go ]; do sleep 0.02; done; ./sum $n > out.$n; } & done", **bash)
+    cellbox.cell(
+        "told() { until [ -e go ]; do sleep 0.02; done; }; for n in 10 100 1000; do { told; ./sum $n > out.$n; } & done",
+        **bash,
+    )
     assert cellbox.cell("jobs | wc -l", **bash)["stdout"].strip() == "3"
     collected = cellbox.cell("touch go; wait && cat out.10 out.100 out.1000", **bash)
     assert collected["stdout"] == "55\n5050\n500500\n"
