@@ -14,13 +14,15 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw, Struct
-from sandboxd.protocol import Outcome, Reason, Result, Status
+from sandboxd.protocol import Outcome, Reason, Result, Status, UserError
 
 from interpreter.executions.jsontext import checked
 from interpreter.keys import KernelKey, Key
 
 Phase = Literal["queued", "running", "finished"]
 State = Literal["new", "kept", "lost"]
+
+OUT_OF_MEMORY = "out of memory: the sandbox had used all it may have, so a program in it was killed"
 
 HEAVY_RESULTS = 100
 HEAVY_JSON = 256 * 1024
@@ -153,6 +155,20 @@ class Life:
     state: State | None = None
     generation: int | None = None
     reason: Reason | None = None
+
+
+def with_cause(outcome: Outcome) -> Outcome:
+    """Return ``outcome`` saying at the end of its ``stderr``, and in ``error``, what nobody inside could say any more: that
+    memory ran out."""
+    if outcome.reason != "oom":
+        return outcome
+    line = ("" if outcome.stderr.endswith("\n") or not outcome.stderr else "\n") + OUT_OF_MEMORY + "\n"
+    return msgspec.structs.replace(
+        outcome,
+        stderr=outcome.stderr + line,
+        stderr_bytes=outcome.stderr_bytes + len(line),
+        error=outcome.error or UserError("OutOfMemory", OUT_OF_MEMORY, []),
+    )
 
 
 def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life, timing: Timing) -> Answer:

@@ -34,7 +34,7 @@ from interpreter.errors import (
     UnsupportedField,
 )
 from interpreter.executions.execution import Execution
-from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended, heavy
+from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended, heavy, with_cause
 from interpreter.executions.recorder import Recorder
 from interpreter.executions.run import How, Run, RunConfig, Sent, Work, milliseconds
 from interpreter.executions.store import Store
@@ -267,7 +267,9 @@ class Runner:
             return answer(work.execution.id, request, ended(request, "cancelled", reason=reason), Life(), timing)
         if isinstance(finished, Refused):
             raise _refused(request, finished, live)
-        outcome = finished.outcome
+        outcome = with_cause(finished.outcome)
+        if (said := outcome.stderr.removeprefix(finished.outcome.stderr)) and work.execution.events.text_size("stderr"):
+            work.execution.events.add_text("stderr", said)  # where nothing was heard of it, the answer's is told whole
         life = self._life(request, live.row.id, outcome, over=live.over.is_set())
         if finished.sandbox_unsafe:
             self._manager.stop(live, "killed")
@@ -286,7 +288,7 @@ class Runner:
         request = execution.request
         execution.running()
         why = (sent.live.reason if sent.live is not None else None) or "killed"
-        outcome = msgspec.structs.replace(ended(request, "died", reason=why), kernel="lost")
+        outcome = msgspec.structs.replace(with_cause(ended(request, "died", reason=why)), kernel="lost")
         life = self._life(request, sent.sandbox, outcome)
         return answer(execution.id, request, outcome, life, Timing())
 

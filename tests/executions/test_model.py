@@ -15,6 +15,7 @@ from interpreter.executions.model import (
     Timing,
     answer,
     ended,
+    with_cause,
 )
 
 REQUEST = ExecRequest("u", "python", "x", 1.0, stateful=True)
@@ -56,6 +57,16 @@ def test_the_fields_and_their_order_are_those_of_the_contract() -> None:
 def test_a_deaths_own_reason_goes_first_and_the_kernels_otherwise() -> None:
     assert answered(Life("lost", 2, "idle")).reason == "idle"
     assert answered(Life("lost", 2, "idle"), status="died", reason="oom").reason == "oom"
+
+
+def test_an_error_of_the_code_itself_is_kept_where_memory_ran_out() -> None:
+    error = UserError("ExitStatus", "exit status 137", [])
+    told = with_cause(Outcome(status="error", exit_code=137, run_ms=3, stderr="Killed\n", error=error, reason="oom"))
+    assert told.error == error
+    assert told.stderr.startswith("Killed\nout of memory: ")
+    for reason in (None, "crash", "killed"):
+        crashed = Outcome(status="died", exit_code=137, run_ms=3, reason=reason)
+        assert with_cause(crashed) is crashed
 
 
 def test_json_kinds_are_embedded_and_text_kinds_are_strings() -> None:

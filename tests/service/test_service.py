@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sandboxd.protocol import Execute, Finished, KernelGone, Preparing, Progress, Refused, Started
+from sandboxd.protocol import Execute, Finished, KernelGone, Output, Preparing, Progress, Refused, Started
 
 from interpreter.backends.base import BackendError, BackendUnavailable, Stats
 from interpreter.backends.fake import FakeSandbox
@@ -360,6 +360,27 @@ async def test_oom_is_told_from_crash_by_the_counters(house: House, stateful: bo
     house.sandboxd.script["eats"] = eats
     answer = await house.exec("eats", stateful=stateful)
     assert (answer.status, answer.reason, answer.exit_code) == ("died", "oom", 137)
+    assert answer.stderr.startswith("out of memory: ")
+    assert answer.error is not None
+    assert (answer.error.name, answer.error.value) == ("OutOfMemory", answer.stderr.strip())
+    assert answer.output_bytes["stderr"] == len(answer.stderr)
+
+
+@pytest.mark.parametrize("said", ["", "as it went"])
+async def test_out_of_memory_stands_at_the_end_of_what_was_streamed_too(house: House, said: str) -> None:
+    async def eats(peer: Peer, message: Execute) -> None:
+        if said:
+            peer.send(Output(message.id, "stderr", said))
+        house.backend.numbers = Stats(memory_bytes=1, oom_kills=1, processes=1)
+        peer.finish(message, exit_code=137, status="error", stderr=said)
+
+    house.sandboxd.script["eats"] = eats
+    execution = house.submit("eats", stream=True, stateful=False)
+    answer = await execution.finished()
+    assert answer.error is not None
+    assert answer.stderr == (said + "\n" if said else "") + answer.error.value + "\n"
+    assert len(execution.events) > 2
+    assert b"".join(execution.events.text("stderr", 0, 1000)).decode() == answer.stderr
 
 
 async def test_a_child_killed_for_memory_is_an_error_of_a_kernel_that_lives(house: House) -> None:
