@@ -171,8 +171,8 @@ def decide(rules: Rules, own: Own, host: Host, port: int, packed: bytes) -> Deni
 def _split(entry: str) -> tuple[str, int | None]:
     """Pattern and port of an entry; an IPv6 literal may stand without brackets where no port follows."""
     if entry.startswith("["):
-        pattern, _, port = entry.partition("]")
-        pattern += "]"
+        end = entry.find("]") + 1
+        pattern, port = entry[:end] or entry, entry[end:] if end else ""
         if port and not port.startswith(":"):
             raise MalformedName("only a port can follow the bracket")
         return pattern, parse_port(port[1:]) if port else None
