@@ -59,12 +59,6 @@ class NoInputRequested(ServiceError):
     code = "no_input_requested"
 
 
-class NotBuilt(ServiceError):
-    """The field or route belongs to the contract and is not there yet."""
-
-    code = "not_built"
-
-
 class CwdNotFound(ServiceError):
     """The working directory asked for does not exist inside the sandbox; nothing has run."""
 

@@ -112,6 +112,7 @@ class Interpreter:
         self._store = Store(keep_s=config.result_ttl_s, folder=self._outputs, spill=config.spill_bytes)
         self._recorder = Recorder(
             self._data.records, self._kernels, config.data_root, keep_s=config.result_ttl_s, clock=clock
+        self.files = Files(self._data, self._warmed)
         )
         self._plan = spares.Plan(
             limit=config.pool if backend.spares else 0, idle_s=config.idle_ttl_s, unseen=not backend.single_tenant
@@ -123,6 +124,7 @@ class Interpreter:
             self._table,
             self._kernels,
             SandboxConfig(
+            store_files=self.files.store,
                 limits=config.limits,
                 link=LinkLimits.of(output_bytes=config.output_bytes, result_bytes=config.result_bytes),
                 environment=config.environment,
@@ -153,7 +155,6 @@ class Interpreter:
             delete_s=config.grace_s + KERNEL_STOP_S,
             restart_s=config.grace_s + config.start_timeout_s,
         )
-        self.files = Files(self._data, self._warmed)
         self.released = 0
         """How many sandboxes go on without this service."""
         self._tasks = Tasks()

@@ -18,6 +18,8 @@ MAX_BODY_BYTES = 32 * 2**20
 MAX_ENV_BYTES = 64 * 2**10
 MAX_PATH_BYTES = 4096
 MAX_INPUT = 64 * 1024
+MAX_FILES = 100
+"""Of one execution."""
 DEFAULT_QUEUE_TIMEOUT_S = 30.0
 MAX_QUEUE_TIMEOUT_S = 3600.0
 
@@ -41,6 +43,22 @@ class Request(BaseModel):
     """Base of what clients send: exact types, no field that is not known."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Base64Content(Request):
+    """Bytes of a file."""
+
+    base64: str = Field(description="In base64, as in RFC 4648, padded.")
+
+
+def _content(value: Any) -> Any:
+    given = value["base64"] if isinstance(value, dict) and value.keys() == {"base64"} else value
+    if not isinstance(given, str):
+        raise ValueError('must be text or {"base64": …}')
+    return value
+
+
+FileContent = Annotated[str | Base64Content, BeforeValidator(_content)]
 
 
 class ExecBody(Request):
@@ -95,7 +113,12 @@ class ExecBody(Request):
         description="An id of the caller's, unique in its scope: the same request again returns the first execution.",
         examples=["run-1"],
     )
-    files: dict[str, Any] | None = Field(default=None, description="Not built yet: refused unless empty.")
+    files: dict[str, FileContent] | None = Field(
+        default=None,
+        description="Files by path, 100 at most: written into the workspace before the run, all or none. What a "
+        "`requirements.txt` among them names is installed then; where that fails the code does not run.",
+        examples=[{"data/in.csv": "city,n\nOslo,3\n", "logo.png": {"base64": "iVBORw0KGgo="}}],
+    )
     detach: bool | None = Field(
         default=None, description="true: 202 at once with `execution_id`; the answer is fetched from /v1/executions."
     )
@@ -129,11 +152,6 @@ class ExecBody(Request):
         if value is not None and (not value or "\0" in value or len(value.encode()) > MAX_PATH_BYTES):
             raise ValueError(f"must be a path of 1 to {MAX_PATH_BYTES} bytes without NUL")
         return value
-
-    @property
-    def not_built(self) -> list[str]:
-        """The fields that ask for what is not there yet."""
-        return [name for name in ("files",) if getattr(self, name)]
 
 
 class InputBody(Request):
@@ -225,6 +243,7 @@ class PurgeQuery(ForceQuery):
 Status = Literal["ok", "error", "timeout", "interrupted", "died", "cancelled"]
 Reason = Literal["oom", "crash", "exit", "killed", "timeout", "idle", "deleted", "restart"]
 State = Literal["new", "kept", "lost"]
+FilesIncomplete = Literal["too_many_changes", "too_many_entries", "unreadable", "not_known"]
 
 
 class AnswerModel(BaseModel):
@@ -252,6 +271,26 @@ class UserError(AnswerModel):
     name: str = Field(description="Its class.")
     value: str = Field(description="Its text.")
     traceback: list[str] = Field(description="Its traceback, in pieces.")
+
+
+class FileChange(AnswerModel):
+    """What became of a file of the workspace."""
+
+    path: str = Field(description="Where it is, or was; U+FFFD stands for bytes that are not UTF-8.")
+    change: Literal["created", "changed", "deleted"] = Field(description="What became of it.")
+    size: int | None = Field(description="Bytes of a plain file, 0 for a link and the like; null for what is deleted.")
+    raw: str | None = Field(
+        default=None, description="Its percent-encoded bytes, where the path is not UTF-8; works in a URL."
+    )
+
+
+class EgressDenied(AnswerModel):
+    """What was refused on the way out of the sandbox."""
+
+    host: str = Field(description="As the program named it; empty for all that no room was left for.")
+    port: int = Field(description="Its port.")
+    reason: str = Field(description="Why: `not_allowed`, `denied_by_rule`, `port`, `private_address`, …")
+    count: int = Field(description="How often.")
 
 
 class OutputBytes(AnswerModel):
@@ -290,8 +329,15 @@ class ExecAnswer(AnswerModel):
     generation: int | None = Field(description="Lives of this kernel from 1; null for stateless executions.")
     reason: Reason | None = Field(description="Why it died or the state was lost, or null.")
     output_bytes: OutputBytes = Field(description="Bytes written, before any cut.")
-    files: list[dict[str, Any]] = Field(description="Not built yet: empty.")
-    egress_denied: list[dict[str, Any]] = Field(description="Not built yet: empty.")
+    files: list[FileChange] = Field(
+        description="What changed in the workspace while it ran, sorted by path: 1000 files at most, no directories."
+    )
+    files_incomplete: FilesIncomplete | None = Field(
+        default=None, description="Why `files` may not have all of it, or null."
+    )
+    egress_denied: list[EgressDenied] = Field(
+        description="What was refused on the way out of the sandbox while this ran: at most 100 kinds, and the number of others."
+    )
     timing: Timing = Field(description="Where the time went.")
 
 

@@ -57,6 +57,14 @@ def _add_exec(commands: Any) -> None:
         "-e", "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; may be given several times"
     )
     parser.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        dest="files",
+        metavar="FILE[=PATH]",
+        help="a file of this machine that is put into the workspace first; may be given several times",
+    )
+    parser.add_argument(
         "--pictures", type=Path, metavar="DIR", help="where pictures are saved; without it they are not"
     )
 

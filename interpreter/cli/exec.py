@@ -38,6 +38,7 @@ def _exec(client: Client, arguments: argparse.Namespace) -> int:
         "timeout": arguments.timeout,
         "cwd": arguments.cwd,
         "env": _environment(arguments.env),
+        "files": _files(arguments.files),
         "allow_input": asks or None,
     }
     printer = Printer(pictures=arguments.pictures, as_json=arguments.json, asks=asks)
@@ -58,6 +59,11 @@ def _code(arguments: argparse.Namespace) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise InvalidRequest(f"{arguments.file} cannot be read: {reason}.", code="invalid_request") from error
+
+
+def _files(given: list[str]) -> dict[str, Path] | None:
+    pairs = [each.partition("=") for each in given]
+    return {path or Path(name).name: Path(name) for name, _, path in pairs} or None
 
 
 def _environment(given: list[str]) -> dict[str, str] | None:

@@ -5,7 +5,9 @@ Promises: a name or path that would lead elsewhere in the URL is refused here, w
 
 from __future__ import annotations
 
+import base64
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -26,11 +28,15 @@ ANSWER_S = 120.0
 _LONGEST_RUN_S = 600.0
 _START_S = 150.0
 """For a sandbox to start and have its turn, and for the grace at the end of a run."""
+_INSTALL_S = 300.0
 _PAGE = 1000
 
 
 class Options(TypedDict, total=False):
-    """What ``exec``, ``run`` and ``stream`` take besides the code; the words are those of the wire contract."""
+    """What ``exec``, ``run`` and ``stream`` take besides the code; the words are those of the wire contract.
+
+    files: text, bytes or a file of this machine for each path of the workspace.
+    """
 
     stateful: bool
     context: str
@@ -39,7 +45,7 @@ class Options(TypedDict, total=False):
     env: dict[str, str]
     cwd: str
     stdin: str
-    files: dict[str, Any]
+    files: Mapping[str, str | bytes | Path]
     execution_id: str
     allow_input: bool
 
@@ -245,6 +251,8 @@ def _exec(
     """The request that runs code. It carries an id in any case, so that it can be sent again."""
     given = {"scope": where.scope, "session": where.session, "language": language, "code": code, **options}
     body = {name: value for name, value in given.items() if value is not None}
+    if files := options.get("files"):
+        body["files"] = {path: _content(path, content) for path, content in files.items()}
     made = not options.get("execution_id")
     if made:
         body["execution_id"] = new_id()
@@ -255,7 +263,8 @@ def _exec(
     waits_s = 0.0
     if not detach:
         queue_s = options.get("queue_timeout")
-        waits_s = (options.get("timeout") or _LONGEST_RUN_S) + (
+        waits_s = _INSTALL_S if "requirements.txt" in options.get("files", {}) else 0.0
+        waits_s += (options.get("timeout") or _LONGEST_RUN_S) + (
             wire.DEFAULT_QUEUE_TIMEOUT_S if queue_s is None else queue_s
         )
     return Request(
@@ -266,6 +275,20 @@ def _exec(
         repeatable=True,
         id_made=made,
     )
+
+
+def _content(path: str, content: Any) -> str | dict[str, str]:
+    """Return what a file has, as it is sent. Raises InvalidRequest."""
+    if isinstance(content, Path):
+        try:
+            content = content.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"{content} cannot be read: {error.strerror}.", code="invalid_request") from error
+    if isinstance(content, bytes | bytearray | memoryview):
+        return {"base64": base64.b64encode(content).decode()}
+    if not isinstance(content, str):
+        raise InvalidRequest(f"files[{path!r}] must be text, bytes or a Path.", code="invalid_request")
+    return content
 
 
 def _streamed(method: str, path: str, **fields: Any) -> Request:

@@ -143,7 +143,7 @@ class Execution:
     def shed(self) -> None:
         """Let go of what could run it again, which may be 32 MiB of input: nobody needs it once it has ended."""
         self._digest = self.digest
-        self.request = replace(self.request, code="", stdin=None, env={})
+        self.request = replace(self.request, code="", stdin=None, env={}, files={})
 
     def discard(self) -> None:
         """Let go of its events: nobody can ask for them any more."""

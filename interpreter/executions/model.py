@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Any, Literal
+from urllib.parse import quote_from_bytes
 
 import msgspec
 from msgspec import Raw, Struct
-from sandboxd.protocol import Outcome, Reason, Result, Status, UserError
+from sandboxd.protocol import Change, FilesIncomplete, Outcome, Reason, Result, Status, UserError
 
 from interpreter.executions.jsontext import checked
 from interpreter.keys import KernelKey, Key
@@ -34,7 +35,8 @@ class ExecRequest:
 
     language: canonical name. timeout_s: of the run, already within its bounds. queue_timeout_s: in a busy kernel's queue.
     execution_id: the caller's own, or None for one of ours. stream: its events are wanted as they come.
-    allow_input: the caller can answer when it asks for input.
+    allow_input: the caller can answer when it asks for input. files: by path, written into the workspace before the run; what
+    ``requirements.txt`` among them names is installed then.
     """
 
     scope: str
@@ -51,6 +53,7 @@ class ExecRequest:
     execution_id: str | None = None
     stream: bool = False
     allow_input: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -104,6 +107,7 @@ class Answer(Struct, frozen=True):
     reason: Reason | None
     output_bytes: dict[str, int]
     files: list[dict[str, Any]]
+    files_incomplete: FilesIncomplete | None
     egress_denied: list[dict[str, Any]]
     timing: Timing
 
@@ -124,13 +128,16 @@ class Answer(Struct, frozen=True):
         """About how many bytes of memory it holds: a text with one character outside the BMP takes four for each."""
         results = sum(_held(value) for entry in self.results for value in _values(entry))
         error = 0 if self.error is None else sum(map(getsizeof, self.error.traceback)) + getsizeof(self.error.value)
-        return 1000 + getsizeof(self.stdout) + getsizeof(self.stderr) + results + error
+        files = sum(_HELD_BY_CHANGE + getsizeof(entry["path"]) for entry in self.files)
+        return 1000 + getsizeof(self.stdout) + getsizeof(self.stderr) + results + error + files
 
 
 _NOT_IN_SUMMARY = ("stdout", "stderr", "results", "execution_id")
 _json = msgspec.json.Encoder()
 
 
+_HELD_BY_CHANGE = 300
+"""Bytes of memory, besides its path."""
 class _Kept(Answer, frozen=True):
     """An answer that was read back: its results are JSON texts, to be written again as they are."""
 
@@ -195,7 +202,8 @@ def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life
         generation=life.generation,
         reason=outcome.reason or life.reason,
         output_bytes={"stdout": outcome.stdout_bytes, "stderr": outcome.stderr_bytes},
-        files=[],
+        files=[_changed(change) for change in outcome.files],
+        files_incomplete=outcome.files_incomplete,
         egress_denied=[],
         timing=timing,
     )
@@ -212,6 +220,15 @@ def entries(results: list[Result]) -> tuple[list[dict[str, Any]], bool]:
             continue
         data: dict[str, Any] = dict(result.data)
         for mime, text in result.json.items():
+def _changed(change: Change) -> dict[str, Any]:
+    size = None if change.change == "deleted" else change.size
+    try:
+        return {"path": change.path.decode(), "change": change.change, "size": size}
+    except UnicodeDecodeError:
+        shown, raw = change.path.decode(errors="replace"), quote_from_bytes(change.path)
+        return {"path": shown, "change": change.change, "size": size, "raw": raw}
+
+
             embedded = checked(text)
             if embedded is None:
                 found.append({"type": "omitted", "mime": mime, "bytes": len(text.encode())})

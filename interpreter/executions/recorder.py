@@ -340,7 +340,7 @@ def _write(file: Path, answer: Answer) -> int:
 
 def _record(execution: Execution) -> ExecutionRecord:
     request = execution.request
-    whole = len(request.code) + len(request.stdin or "") <= WHOLE_BYTES
+    whole = len(request.code) + len(request.stdin or "") + sum(map(len, request.files.values())) <= WHOLE_BYTES
     return ExecutionRecord(
         scope=execution.scope,
         session=execution.session,
@@ -371,11 +371,21 @@ def _answered(execution: Execution, text: bytes | None, *, file: str | None = No
 def _lean(answer: Answer) -> Answer:
     """Return ``answer`` without what may be long. How much text there was is still said."""
     error = answer.error and ErrorInfo(answer.error.name[:SHORT], answer.error.value[:SHORT], [])
-    return msgspec.structs.replace(answer, stdout="", stderr="", results=[], error=error, truncated=True)
+    incomplete = "not_known" if answer.files else answer.files_incomplete
+    return msgspec.structs.replace(
+        answer,
+        stdout="",
+        stderr="",
+        results=[],
+        error=error,
+        truncated=True,
+        files=[],
+        files_incomplete=incomplete,
+    )
 
 
 def _stripped(request: ExecRequest) -> ExecRequest:
-    return dataclasses.replace(request, code="", stdin=None, env={})
+    return dataclasses.replace(request, code="", stdin=None, env={}, files={})
 
 
 def _restored(record: ExecutionRecord, answer: Answer | None) -> Execution:

@@ -32,11 +32,13 @@ How = Literal["cancel", "deleted", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """grace_s: from the interrupt to the end of a kernel. kernel_start_s: until a kernel must have started."""
+    """grace_s: from the interrupt to the end of a kernel. kernel_start_s: until a kernel must have started. network: whether
+    sandboxes have one."""
 
     grace_s: float
     output: OutputLimits
     kernel_start_s: float = 30.0
+    network: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,15 @@ class Work:
         self.nudge = asyncio.Event()
 
 
+        self.installed: Outcome | None = None
+        """How its requirements were installed."""
+        self.failed: Outcome | None = None
+        """How it ends without having run, since they were not."""
 class Run:
     """One execution in one sandbox. began: when its code began, on the monotonic clock.
 
     stop: ends the sandbox from outside, without waiting. tasks: own what is sent on the side. resumed: its id on the link, if an
-    earlier service has sent it.
+    earlier service has sent it. request: what is run, if that is something else, on the way to it.
     """
 
     def __init__(
@@ -88,8 +94,10 @@ class Run:
         resumed: str | None = None,
     ) -> None:
         self._work = work
+        request: ExecRequest | None = None,
         self._live = live
         self._config = config
+        self._request = request or work.execution.request
         self._stop = stop
         self._tasks = tasks
         self._clock = clock
@@ -101,7 +109,7 @@ class Run:
 
     async def finished(self) -> Finished | Refused:
         """Return how it ended, told by the sandbox or decided by us. Raises LinkNotSent: the sandbox knows nothing of it."""
-        request, connection = self._work.execution.request, self._live.connection
+        request, connection = self._request, self._live.connection
         try:
             # A sandboxd that the tenant has frozen takes no long frame, and the answer is due all the same.
             async with asyncio.timeout(request.timeout_s + self._config.grace_s + MARGIN_S):
@@ -119,6 +127,10 @@ class Run:
 
     async def resumed(self, pending: Pending, sent_at: float) -> Finished | Refused:
         """Return how one ended that an earlier service has sent.
+    def abandon(self) -> None:
+        """End the sandbox: something of it cannot be ended from inside."""
+        self._stop(self._live, "killed")
+
 
         When its code began is not known: sandboxd ends it in time; we, should it not, later by what a kernel may take to start.
         """
@@ -148,7 +160,7 @@ class Run:
     async def _wait(self, pending: Pending) -> None:
         """Return when the end is there, or when it should have been."""
         work = self._work
-        request, grace_s = work.execution.request, self._config.grace_s
+        request, grace_s = self._request, self._config.grace_s
         work.nudge = pending.changed
         preparing, asked_at = False, None
         while not pending.end.done():
@@ -207,7 +219,7 @@ class Run:
         return self._ended(stdout, stderr, "died", self._live.reason or "crash")
 
     def _ended(self, stdout: str, stderr: str, status: Literal["timeout", "died"], reason: Reason) -> Finished:
-        how, request = self._work.how, self._work.execution.request
+        how, request = self._work.how, self._request
         run_ms = milliseconds(self._clock() - self.began)
         outcome = ended(request, status, run_ms=run_ms, stdout=stdout, stderr=stderr, reason=reason)
         if how is not None:
@@ -220,7 +232,8 @@ class Run:
                 reason=reason if how == "cancel" else how,
             )
         told: Literal["lost"] | None = "lost" if request.stateful else None
-        return Finished(id=self.link_id, outcome=msgspec.structs.replace(outcome, kernel=told))
+        outcome = msgspec.structs.replace(outcome, kernel=told, files_incomplete="not_known")
+        return Finished(id=self.link_id, outcome=outcome)
 
 
 def _nothing() -> None:

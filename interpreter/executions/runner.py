@@ -33,6 +33,7 @@ from interpreter.errors import (
     UnknownLanguage,
     UnsupportedField,
 )
+from interpreter.executions import preparing, requirements
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended, heavy, with_cause
 from interpreter.executions.recorder import Recorder
@@ -55,7 +56,7 @@ ATTEMPTS = 3
 
 
 class Runner:
-    """Runs executions."""
+    """Runs executions. store_files: see preparing.py."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Runner:
         *,
         recorder: Recorder,
         metrics: Metrics,
+        store_files: preparing.StoreFiles,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -76,6 +78,7 @@ class Runner:
         self._store = store
         self._recorder = recorder
         self._metrics = metrics
+        self._store_files = store_files
         self._config = config
         self._released = False
         self._clock = clock
@@ -262,9 +265,8 @@ class Runner:
             return self._died(work.execution, work.sent)
         live, run, finished = await self._run(work)
         if live is None or run is None or finished is None:
-            reason: Reason | None = None if work.how == "cancel" else work.how
             timing = Timing(queued_ms=milliseconds(turn - began), started_ms=milliseconds(self._clock() - turn))
-            return answer(work.execution.id, request, ended(request, "cancelled", reason=reason), Life(), timing)
+            return self._not_run(work, timing)
         if isinstance(finished, Refused):
             raise _refused(request, finished, live)
         outcome = with_cause(finished.outcome)
@@ -276,12 +278,22 @@ class Runner:
         elif live.reason is not None:
             self._kernels.sandbox_gone(request.key, live.row.id, live.reason)
         if life.state is not None and life.state != "kept":
+        if work.installed is not None:
+            outcome = requirements.said(work.installed, outcome, self._config.output.text)
             state = "died" if outcome.kernel == "lost" else "restarted" if life.state == "lost" else "started"
             work.execution.events.add("kernel", state=state, reason=life.reason, generation=life.generation)
         timing = Timing(milliseconds(turn - began), milliseconds(run.began - turn), outcome.run_ms)
         if heavy(outcome):
             return await asyncio.to_thread(answer, work.execution.id, request, outcome, life, timing)
         return answer(work.execution.id, request, outcome, life, timing)
+
+    def _not_run(self, work: Work, timing: Timing) -> Answer:
+        """Return the answer of one that was ended before it ran, or whose preparation failed."""
+        reason: Reason | None = None if work.how == "cancel" else work.how
+        outcome = ended(work.execution.request, "cancelled", reason=reason)
+        if work.failed is not None and not work.how:
+            outcome = with_cause(work.failed)
+        return answer(work.execution.id, work.execution.request, outcome, Life(), timing)
 
     def _died(self, execution: Execution, sent: Sent) -> Answer:
         """Return the answer of one that an earlier service has sent to a sandbox that is gone."""
@@ -306,11 +318,6 @@ class Runner:
             live = None if work.how else await self._sandbox(work)
             if live is None:
                 return None, None, None
-            if not attempt:
-                work.execution.running()
-            run = self._at(work, live)
-            self._recorder.sent(work.execution, live.row.id, run.link_id)
-            work.told = True
             try:
                 return live, run, await run.finished()
             except LinkNotSent:
@@ -321,12 +328,29 @@ class Runner:
     async def _adopted(self, sent: Sent) -> bool:
         """Wait until it is known whether a sandbox of an earlier service works."""
         if sent.live is None:
+                if not (attempt or await self._prepared(work, live)):
+                    return None, None, None
+                run = self._at(work, live)
+                self._recorder.sent(work.execution, live.row.id, run.link_id)
+                work.told = True
             return False
         await asyncio.wait([sent.live.started])
         return sent.live.started.exception() is None and sent.live.usable
 
     def _resumed(self, work: Work, sent: Sent) -> tuple[Live, Run, Pending] | None:
         """Return what is to be waited for; None if it provably did not reach its sandbox. Raises ShuttingDown if it cannot be
+    async def _prepared(self, work: Work, live: Live) -> bool:
+        if not work.execution.request.files:
+            work.execution.running()
+            return True
+
+        def run(work: Work, live: Live, config: RunConfig, request: ExecRequest) -> Run:
+            return Run(
+                work, live, config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock, request=request
+            )
+
+        return await preparing.prepare(work, live, self._config, self._store_files, run)
+
         sent again.
         """
         if sent.live is not None and (pending := sent.live.resumed.pop(sent.link_id, None)) is not None:

@@ -8,6 +8,7 @@ Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 from interpreter.errors import InvalidRequest
@@ -46,6 +47,11 @@ def parts_of(path: str, *, directory: bool = False) -> tuple[bytes, ...]:
 def parts_of_text(path: str) -> tuple[bytes, ...]:
     """Return the names in a path that is decoded already. Raises InvalidRequest."""
     return parts_of(quote(path, safe="/"))
+
+
+def quoted(parts: Sequence[bytes]) -> str:
+    """Return a path so that it can stand in a message: cut, in ASCII, in quotes."""
+    return ascii(shown(b"/".join(parts))[0][:100])
 
 
 def shown(name: bytes) -> tuple[str, str | None]:

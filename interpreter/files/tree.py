@@ -248,16 +248,23 @@ class Tree:
     # --- parts ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def parent(self, parts: Parts, *, make: bool = False) -> Iterator[int]:
-        """Yield a handle on the directory that has, or shall have, the entry ``parts``. make: with its parents."""
+    def parent(self, parts: Parts, *, make: bool = False, made: list[Parts] | None = None) -> Iterator[int]:
+        """Yield a handle on the directory that has, or shall have, the entry ``parts``. make: with its parents, of which those
+        that were not there are added to ``made``."""
         if not parts:
             raise InvalidRequest("The root cannot be made, moved or removed here.")
         if make:
-            self._make_parents(parts[:-1])
+            self._make_parents(parts[:-1], [] if made is None else made)
         with confine.found(self.root, parts[:-1], directory=True) as parent:
             yield parent
 
-    def _make_parents(self, parts: Parts) -> None:
+    def unmake(self, made: Sequence[Parts]) -> None:
+        """Remove directories that were made, the last one first, if nothing is in them."""
+        for parts in reversed(made):
+            with contextlib.suppress(ServiceError, OSError), self.parent(parts) as parent:
+                os.rmdir(parts[-1], dir_fd=parent)
+
+    def _make_parents(self, parts: Parts, made: list[Parts]) -> None:
         for count in range(len(parts), 0, -1):
             with contextlib.suppress(NoSuchFile), confine.found(self.root, parts[:count]) as handle:
                 if not stat.S_ISDIR(os.fstat(handle).st_mode):
@@ -267,7 +274,8 @@ class Tree:
             count = 0
         for depth in range(count, len(parts)):
             with confine.found(self.root, parts[:depth], directory=True) as parent:
-                self._make(parent, parts[depth])
+                if self._make(parent, parts[depth]):
+                    made.append(parts[: depth + 1])
 
     def _make(self, parent: int, name: bytes) -> bool:
         """Make a directory; False if there is something of its name. It has its owner before it can be seen."""

@@ -59,7 +59,6 @@ STATUS: dict[type[ServiceError], int] = {
     errors.UnknownField: 400,
     errors.UnknownLanguage: 400,
     errors.UnsupportedField: 400,
-    errors.NotBuilt: 400,
     errors.CwdNotFound: 400,
     errors.Unauthorized: 401,
     errors.ForbiddenHost: 403,

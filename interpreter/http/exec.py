@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import binascii
+from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import replace
 
 from interpreter import languages, wire
-from interpreter.errors import CodeTooLarge, NotBuilt, UnknownLanguage, UnsupportedField
+from interpreter.errors import CodeTooLarge, InvalidRequest, UnknownLanguage, UnsupportedField
 from interpreter.executions.model import ExecRequest
+from interpreter.files.names import parts_of_text
 from interpreter.http.base import ApiHandler
 from interpreter.http.events import last_event_id, send_events
 from interpreter.http.operations import ExecLimits
+from interpreter.http.requests import quoted
 
 
 class ExecHandler(ApiHandler):
@@ -46,8 +51,6 @@ def wants_events(accept: str) -> bool:
 
 def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
     """Return what ``body`` asks for, within ``limits``. Raises ServiceError for what cannot be asked."""
-    if body.not_built:
-        raise NotBuilt(f"The field '{body.not_built[0]}' is not built yet; leave it out.")
     stateful = bool(body.stateful)
     if body.allow_input and not stateful:
         raise UnsupportedField("allow_input needs a stateful execution; stdin can be given to any.")
@@ -79,4 +82,21 @@ def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
         stdin=stdin,
         execution_id=body.execution_id,
         allow_input=bool(body.allow_input),
+        files=contents(body.files or {}),
     )
+
+
+def contents(files: Mapping[str, str | wire.Base64Content]) -> dict[str, bytes]:
+    """Return the bytes of each file. Raises InvalidRequest, which names the one that cannot be written."""
+    if len(files) > wire.MAX_FILES:
+        raise InvalidRequest(f"files has {len(files)} entries; the limit is {wire.MAX_FILES}.")
+    found = {}
+    for path, content in files.items():
+        try:
+            parts_of_text(path)
+            found[path] = content.encode() if isinstance(content, str) else b64decode(content.base64, validate=True)
+        except binascii.Error:
+            raise InvalidRequest(f"files[{quoted(path)}]: This is no base64.") from None
+        except InvalidRequest as error:
+            raise InvalidRequest(f"files[{quoted(path)}]: {error.message}") from None
+    return found

@@ -33,6 +33,12 @@ _STORING = (
     errors.SingleTenant,
     errors.StorageFailed,
 )
+_WRITING = (
+    file_errors.OutsideDirectory,
+    file_errors.NotPermitted,
+    file_errors.FileExists,
+    file_errors.FileBusy,
+)
 _ONE = {"execution_id": "run-1", "scope": "u1"}
 
 ROUTES: tuple[Route, ...] = (
@@ -48,7 +54,6 @@ ROUTES: tuple[Route, ...] = (
                 errors=(
                     errors.UnknownLanguage,
                     errors.UnsupportedField,
-                    errors.NotBuilt,
                     errors.CwdNotFound,
                     errors.CodeTooLarge,
                     errors.ExecutionIdTaken,
@@ -59,6 +64,7 @@ ROUTES: tuple[Route, ...] = (
                     errors.KernelStartFailed,
                     errors.RunStartFailed,
                     errors.StorageFailed,
+                    *_WRITING,
                     *_STARTING,
                 ),
                 example={

@@ -13,7 +13,10 @@ import logging
 import signal
 import socket
 
-from . import places, protocol
+import msgspec
+
+from . import egress, places, protocol
+from .changes import Workspace
 from .kernels import Kernels
 from .link import Link
 from .processes import Zygote
@@ -26,6 +29,7 @@ from .protocol import (
     Input,
     KernelGone,
     Known,
+    Outcome,
     Refused,
     Settled,
     Shutdown,
@@ -96,8 +100,10 @@ class _Server:
         self._link = link
         self._kernels = Kernels(config, zygote, link.send, lambda: link.is_full)
         self._runs = Runs(config, zygote, link.send, lambda: link.is_full)
+        self._workspace = Workspace(config.workspace)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwanted: set[str] = set()  # of those that run: settled before they have ended
+        self._cancelled: set[str] = set()  # of those that run: before they began
 
     async def served(self, tasks: asyncio.TaskGroup) -> bool:
         """Serve one service to the end of its connection; return whether it said that it is enough."""
@@ -169,16 +175,17 @@ class _Server:
     def _ended(self, execution: str) -> None:
         del self._tasks[execution]
         self._unwanted.discard(execution)
+        self._cancelled.discard(execution)
 
     def _cancel(self, execution: str) -> None:
-        if not self._runs.cancel(execution):
-            self._kernels.cancel(execution)
+        if not (self._runs.cancel(execution) or self._kernels.cancel(execution)) and execution in self._tasks:
+            self._cancelled.add(execution)
 
     async def _execute(self, message: Execute) -> None:
         answer: Finished | Refused
         places.keep_usable(self._config.user, self._config.workspace)
         try:
-            answer = await (self._kernels if message.stateful else self._runs).execute(message)
+            answer = await self._watched(message)
         except Exception:  # noqa: BLE001 - the edge of a task: told in the log, and the sandbox goes on
             _log.exception("an execution failed")
             answer = Refused(id=message.id, code="run_start_failed", message="The sandbox could not run it.")
@@ -187,6 +194,20 @@ class _Server:
         elif isinstance(answer, Finished) and (answer.sandbox_unsafe or answer.outcome.kernel == "lost"):
             reason = answer.outcome.reason or "killed"
             self._link.send(KernelGone(message.language, message.context, reason, sandbox_unsafe=answer.sandbox_unsafe))
+
+    async def _watched(self, message: Execute) -> Finished | Refused:
+        """Run it, and add what has changed in the workspace meanwhile."""
+        watch = await self._workspace.begin()
+        try:
+            if message.id in self._cancelled:
+                return Finished(message.id, Outcome("cancelled", 130, 0))
+            answer = await (self._kernels if message.stateful else self._runs).execute(message)
+        finally:
+            files, incomplete = self._workspace.end(watch)
+        if isinstance(answer, Finished) and (files or incomplete):
+            outcome = msgspec.structs.replace(answer.outcome, files=files, files_incomplete=incomplete)
+            answer = msgspec.structs.replace(answer, outcome=outcome)
+        return answer
 
     async def _stop_kernel(self, message: StopKernel) -> None:
         self._link.send(await self._kernels.stop(message))

@@ -202,4 +202,6 @@ def _lean(frame: bytes) -> bytes:
     outcome = msgspec.structs.replace(
         answer.outcome, stdout="", stderr="", results=left_out, error=error, truncated=True
     )
+    if outcome.files:
+        outcome = msgspec.structs.replace(outcome, files=[], files_incomplete="not_known")
     return protocol.encode(msgspec.structs.replace(answer, outcome=outcome))

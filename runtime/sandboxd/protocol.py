@@ -50,6 +50,10 @@ MAX_ALIVE = 64
 
 MAX_ERROR_LINES = 200
 MAX_ERROR_LINE = 2_000
+MAX_CHANGES = 1_000
+MAX_CHANGE_PATH = 4096
+"""Bytes."""
+
 """Characters: a line of minified code is no help to anybody."""
 
 _LENGTH = struct.Struct(">I")
@@ -299,8 +303,21 @@ class Outcome(Part):
     """How an execution ended. ``stdout`` and ``stderr`` are cut to the text limit; ``*_bytes`` count all of it.
 
     kernel (stateful): ``new`` it was started for this execution, ``kept`` it was there before; ``lost``: whether it was
+FilesIncomplete = Literal["too_many_changes", "too_many_entries", "unreadable", "not_known"]
+
+
+class Change(Part):
+    """What became of a file of the workspace, a link itself counted as one. size: in bytes, of a plain file that is there."""
+
+    path: Annotated[bytes, Meta(min_length=1, max_length=MAX_CHANGE_PATH)]
+    change: Literal["created", "changed", "deleted"]
+    size: Count = 0
+
+
     there before or not, it is gone now.
     """
+
+    files: what changed in the workspace meanwhile; files_incomplete: why that may not be all.
 
     status: Status
     exit_code: ExitCode
@@ -319,6 +336,8 @@ class Outcome(Part):
 
 class Finished(Message):
     """The end of execution ``id``. sandbox_unsafe: something of it could not be ended from inside; stop the sandbox."""
+    files: Annotated[list[Change], Meta(max_length=MAX_CHANGES)] = []
+    files_incomplete: FilesIncomplete | None = None
 
     id: Id
     outcome: Outcome

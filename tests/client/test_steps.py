@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -57,6 +58,22 @@ def test_an_exec_that_was_lost_is_sent_again_under_the_same_id(lost: httpx.Trans
     assert result.ok
     assert [type(step) for step in steps] == [Request, Wait, Request]
     assert len(set(ids(steps))) == 1
+
+
+def test_files_of_an_exec_are_sent_as_text_or_base64(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"\0")
+    files = {"a": "grüße", "b": b"\xff", "c": tmp_path / "f"}
+    steps, _ = walked(execute(files=files), httpx.Response(200, json=ANSWER))
+    assert steps[0].body["files"] == {"a": "grüße", "b": {"base64": "/w=="}, "c": {"base64": "AA=="}}
+    for content in (tmp_path / "absent", 5):
+        steps, error = walked(execute(files={"a": content}))
+        assert (steps, error.code) == ([], "invalid_request")
+
+
+def test_an_answer_is_waited_for_as_long_as_requirements_may_take() -> None:
+    ways = [execute(timeout=1), execute(timeout=1, files={"requirements.txt": "x"})]
+    waits = [walked(way, httpx.Response(200, json=ANSWER))[0][0].answer_s for way in ways]
+    assert waits[1] >= waits[0] + 300
 
 
 def test_what_was_refused_is_sent_again_when_the_service_says_so_and_under_another_id() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import statistics
 import subprocess
+import tarfile
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ from tests.e2e.conftest import CONFINED, KEY, Cellbox
 
 RUNTIMES = CONFINED
 MIB = 2**20
+FFMPEG = "ffmpeg -nostdin -v error -y"
 
 
 def url(scope: str, path: str, session: str | None = "chatA") -> str:
@@ -99,6 +103,101 @@ def test_a_new_session_that_begins_with_an_upload_gets_a_spare(serve, scope: str
     assert put(service, scope, "f", b"of the upload").status_code == 201
     assert bash(service, scope, "cat f") == "of the upload"
     assert "could not be given away" not in service.log
+
+
+def test_every_call_of_the_contract(cellbox: Cellbox, scope: str) -> None:
+    """The table of API.md, row by row."""
+    client = cellbox.client
+    # PUT
+    stored = client.put(url(scope, "a/b.txt"), content=b"one")
+    assert (stored.status_code, stored.json()) == (
+        201,
+        {"path": "a/b.txt", "size": 3, "sha256": hashlib.sha256(b"one").hexdigest()},
+    )
+    assert client.put(url(scope, "a/b.txt"), content=b"three").status_code == 200
+    assert client.put(url(scope, "a/b.txt"), content=b"", headers={"If-None-Match": "*"}).status_code == 412
+    assert client.put(url(scope, "a/b.txt"), content=b"", headers={"If-Match": '"other"'}).status_code == 412
+    # GET of a file
+    got = client.get(url(scope, "a/b.txt"))
+    assert (got.status_code, got.content) == (200, b"three")
+    assert got.headers["Content-Type"] == "application/octet-stream"
+    assert got.headers["Content-Disposition"].startswith("attachment")
+    assert {"ETag", "Last-Modified", "Accept-Ranges"} <= {name.title().replace("Etag", "ETag") for name in got.headers}
+    assert client.get(url(scope, "a/b.txt"), headers={"If-None-Match": got.headers["ETag"]}).status_code == 304
+    part = client.get(url(scope, "a/b.txt"), headers={"Range": "bytes=1-2"})
+    assert (part.status_code, part.content, part.headers["Content-Range"]) == (206, b"hr", "bytes 1-2/5")
+    several = client.get(url(scope, "a/b.txt"), headers={"Range": "bytes=0-0,4-4"})
+    assert several.status_code == 206
+    assert several.headers["Content-Type"].startswith("multipart/byteranges")
+    assert client.get(url(scope, "a/b.txt"), headers={"Range": "bytes=9-"}).status_code == 416
+    head = client.head(url(scope, "a/b.txt"))
+    assert (head.status_code, head.headers["Content-Length"], head.content) == (200, "5", b"")
+    put(cellbox, scope, "clip.mp4", b"x")
+    assert client.get(url(scope, "clip.mp4")).headers["Content-Type"] == "video/mp4"
+    # GET of a directory
+    listed = client.get(url(scope, "")).json()
+    assert [(each["name"], each["is_dir"], each["size"]) for each in listed["entries"]] == [
+        ("a", True, 0),
+        ("clip.mp4", False, 1),
+    ]
+    assert [each["name"] for each in client.get(url(scope, "") + "&recursive=true").json()["entries"]] == [
+        "a",
+        "a/b.txt",
+        "clip.mp4",
+    ]
+    assert [each["name"] for each in client.get(url(scope, "") + "&glob=**/*.txt").json()["entries"]] == ["a/b.txt"]
+    page = client.get(url(scope, "") + "&limit=1").json()
+    assert [each["name"] for each in client.get(url(scope, "") + f"&after={page['next']}").json()["entries"]] == [
+        "clip.mp4"
+    ]
+    with tarfile.open(fileobj=io.BytesIO(client.get(url(scope, "a") + "&archive=tar.gz").content)) as archive:
+        assert archive.getnames() == ["b.txt"]
+    with zipfile.ZipFile(io.BytesIO(client.get(url(scope, "a") + "&archive=zip").content)) as archive:
+        assert archive.read("b.txt") == b"three"
+    # POST
+    assert client.post(url(scope, "d/e") + "&op=mkdir").status_code == 200
+    assert client.post(url(scope, "d/e") + "&op=mkdir").status_code == 409
+    assert client.post(url(scope, "a/b.txt") + "&op=copy&to=d/copy").status_code == 200
+    assert client.post(url(scope, "clip.mp4") + "&op=move&to=d/copy").status_code == 409
+    assert client.post(url(scope, "clip.mp4") + "&op=move&to=d/copy&overwrite=true").status_code == 200
+    assert client.post(url(scope, "d/copy") + "&op=chmod&mode=755").status_code == 200
+    assert bash(cellbox, scope, "stat -c %a:%s d/copy") == "755:1\n"
+    several = client.post(
+        url(scope, "")[: -len("/?session=chatA")] + "?session=chatA",
+        files=[("f", ("m/x", b"1")), ("f", ("m/y", b"22"))],
+    )
+    assert [(each["path"], each["size"]) for each in several.json()["files"]] == [("m/x", 1), ("m/y", 2)]
+    # what is neither file nor directory
+    bash(cellbox, scope, "mkfifo fifo; ln -s /etc/passwd out; ln -s a/b.txt in")
+    assert client.get(url(scope, "fifo")).json()["code"] == "not_a_regular_file"
+    assert client.get(url(scope, "out")).json()["code"] == "outside_directory"
+    assert client.get(url(scope, "in")).content == b"three"
+    # DELETE
+    assert client.delete(url(scope, "m")).json() == {"removed": 1}
+    assert client.delete(url(scope, "m")).status_code == 404
+    assert client.delete(url(scope, "")).status_code == 400
+    owners = bash(cellbox, scope, "find . -not -uid $(id -u)")
+    assert owners == ""
+
+
+def test_a_video_goes_up_is_scaled_inside_and_comes_down(cellbox: Cellbox, scope: str) -> None:
+    if cellbox.exec("command -v ffmpeg", language="bash", scope=scope)["exit_code"]:
+        pytest.skip("needs ffmpeg in the sandbox: it is in the image")
+    bash(cellbox, scope, f"{FFMPEG} -f lavfi -i testsrc=size=320x240:rate=25 -t 2 -pix_fmt yuv420p made.mp4")
+    video = cellbox.client.get(url(scope, "made.mp4")).content
+    assert video[4:8] == b"ftyp"
+    assert put(cellbox, scope, "in/clip.mp4", video).status_code == 201
+    answer = cellbox.exec(
+        f"{FFMPEG} -i in/clip.mp4 -vf scale=160:-2 out.mp4", language="bash", scope=scope, session="chatA"
+    )
+    assert [(each["path"], each["change"]) for each in answer["files"]] == [("out.mp4", "created")], answer
+    scaled = cellbox.client.get(url(scope, "out.mp4"))
+    assert (scaled.headers["Content-Type"], scaled.content[4:8]) == ("video/mp4", b"ftyp")
+    assert len(scaled.content) == answer["files"][0]["size"]
+    shape = "ffprobe -v error -select_streams v -show_entries stream=width,height -of csv=p=0"
+    assert bash(cellbox, scope, f"{shape} out.mp4") == "160,120\n"
+    middle = cellbox.client.get(url(scope, "out.mp4"), headers={"Range": "bytes=100-199"})
+    assert (middle.status_code, middle.content) == (206, scaled.content[100:200])
 
 
 def _metric(service: Cellbox, name: str) -> float:

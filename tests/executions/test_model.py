@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from sandboxd.protocol import Outcome, Result, UserError
+from sandboxd.protocol import Change, Outcome, Result, UserError
 
 from interpreter.executions.model import (
     Answer,
@@ -37,6 +37,7 @@ FIELDS = [
     "reason",
     "output_bytes",
     "files",
+    "files_incomplete",
     "egress_denied",
     "timing",
 ]
@@ -57,6 +58,19 @@ def test_the_fields_and_their_order_are_those_of_the_contract() -> None:
 def test_a_deaths_own_reason_goes_first_and_the_kernels_otherwise() -> None:
     assert answered(Life("lost", 2, "idle")).reason == "idle"
     assert answered(Life("lost", 2, "idle"), status="died", reason="oom").reason == "oom"
+
+
+def test_changed_files_are_told_with_the_bytes_of_paths_that_are_not_utf8() -> None:
+    files = [Change("ü/a".encode(), "created", 3), Change(b"\xff", "changed", 4), Change(b"gone", "deleted")]
+    told = answered(files=files, files_incomplete="unreadable")
+    assert told.files == [
+        {"path": "ü/a", "change": "created", "size": 3},
+        {"path": "\ufffd", "change": "changed", "size": 4, "raw": "%FF"},
+        {"path": "gone", "change": "deleted", "size": None},
+    ]
+    assert told.files_incomplete == "unreadable"
+    assert told.size() > answered().size() + 900
+    assert Answer.from_json(told.to_json()).to_json() == told.to_json()
 
 
 def test_an_error_of_the_code_itself_is_kept_where_memory_ran_out() -> None:

@@ -7,7 +7,9 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import tarfile
+import threading
 import zipfile
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -404,7 +406,8 @@ async def test_of_several_files_none_is_stored_where_one_cannot_be(served: Serve
     await put(served, "old", b"old")
     await put(served, "taken/f")
     before = descriptors()
-    reply = await form(served, [("old", b"other"), ("new", b"new"), (bad, b"bad"), ("last", b"")], **fields)
+    good = [("old", b"other"), ("new", b"new"), ("made/deep/new", b"new")]
+    reply = await form(served, [*good, (bad, b"bad"), ("last", b"")], **fields)
     assert reply.status_code == status, reply.text
     assert await names(served) == ["old", "taken"]
     assert (await get(served, "old")).body == b"old"
@@ -488,6 +491,42 @@ async def test_an_archive_of_a_file_that_shrinks_is_broken_off(kind):
             assert not (await reader.read()).endswith(b"0\r\n\r\n")
         writer.close()
         await until(lambda: descriptors() <= before)
+
+
+async def test_so_many_archives_at_once_and_one_more_is_told_to_wait(monkeypatch):
+    monkeypatch.setattr(files_service, "MAX_ARCHIVES", 1)
+    async with limited(download=2**30) as served:
+        await put(served, "d/f")
+        await put(served, "small/f")
+        # Random, so that no compression makes it small: it does not fit into what lies between us.
+        (workspace(served) / "d/f").write_bytes(os.urandom(2**20) * 64)
+        before = descriptors()
+        reader, writer = await served.connect()
+        writer.write(head(served, "d?archive=zip").replace(b"PUT", b"GET", 1))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        refused = await get(served, "small?archive=zip")
+        assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "too_many_archives", "1")
+        assert (await get(served, "small/f")).body == TEXT
+        writer.close()
+        await until(lambda: descriptors() <= before)
+        assert (await get(served, "small?archive=zip")).status == 200
+
+
+async def test_deletes_that_wait_for_their_turn_hold_no_descriptor(served: Served):
+    await put(served, "first?session=s")
+    goes_on = threading.Event()
+    served.service.files._disposing.submit(goes_on.wait, 20)
+    for number in range(20):
+        await put(served, f"d{number}/f?session=s")
+    before = descriptors()
+    for number in range(20):
+        assert (await served.call("DELETE", f"{AT}d{number}?session=s")).status == 200
+    assert descriptors() <= before
+    staging = served.service.data.path / "u1/.staging"
+    assert len(list(staging.iterdir())) == 20
+    shutil.rmtree(workspace(served, "s"))  # as a purge of the session does: what is left of it goes all the same
+    goes_on.set()
+    await until(lambda: not list(staging.iterdir()))
 
 
 # --- uploads that do not go well ------------------------------------------------------------------------------------
