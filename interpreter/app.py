@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -21,13 +20,14 @@ from pathlib import Path, PurePosixPath
 from tornado.netutil import bind_unix_socket
 
 import interpreter
+from interpreter import descriptors, shortage, threads
 from interpreter import settings as variables
-from interpreter import shortage, threads
 from interpreter.allocator import give_back
 from interpreter.backends import environment as environments
 from interpreter.backends.base import Backend, BackendError, Limits
 from interpreter.backends.choose import BackendConfig, Choice, choose
 from interpreter.backends.tenant_environment import tenant_environment
+from interpreter.descriptors import Shares, TooFewDescriptors
 from interpreter.http.guard import Guard
 from interpreter.http.operations import Api, ExecLimits
 from interpreter.http.routes import application
@@ -45,10 +45,6 @@ CLOSE_S = 30.0
 ANSWERS_S = 3.0
 """For answers that are being sent when a draining service has nothing left to run."""
 CONNECTIONS_CLOSE_S = 2.0
-OPEN_FILES = 65_536
-OWN_DESCRIPTORS = 64
-SANDBOX_DESCRIPTORS = 4
-"""Link, supervisor and its pipe, and one more for those that are just being started."""
 Say = Callable[[str], None]
 
 
@@ -163,12 +159,13 @@ async def serve(
         stop.listen(asyncio.get_running_loop())
     give_back()
     _start_threads()
-    connections, few = _connection_limits(_raise_open_files(), settings.max_sessions)
-    if few:
-        say(f"warning: {few}")
     async with AsyncExitStack() as stack:
         try:
             choice = _choice(settings, backend)
+            share = _shares(settings.max_sessions, choice.backend.name)
+            if share.reduced:
+                say(f"warning: {share.reduced}")
+            settings = settings.model_copy(update={"max_sessions": share.sandboxes})
             say(f"cellbox {interpreter.__version__}: checking {choice.backend.name} …")
             service = Interpreter(service_config(settings), choice.backend)
             stack.push_async_callback(lambda: finish(service.release(), within_s=CLOSE_S))
@@ -183,7 +180,7 @@ async def serve(
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(f"The data root cannot be used: {error.strerror}.") from error
-        api = _api(settings, service, keys, connections)
+        api = _api(settings, service, keys, share.limits())
         server = ApiServer(application(api), api.connections)
         sockets = listeners(settings.address)
         server.add_sockets(sockets)
@@ -320,24 +317,10 @@ def _start_threads() -> None:
         raise StartError(f"The service cannot be started: {shortage.PROCESSES}.") from error
 
 
-def _raise_open_files() -> int:
-    """Allow as many descriptors as the host does, and return how many that are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+def _shares(sandboxes: int, backend: str) -> Shares:
+    """Return for how many sandboxes and connections there are descriptors. Raises StartError."""
+    wanted = descriptors.needed(sandboxes=sandboxes, connections=ConnectionLimits().max_connections, backend=backend)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (ValueError, OSError):
-        return soft
-    return wanted
-
-
-def _connection_limits(open_files: int, sandboxes: int) -> tuple[ConnectionLimits, str]:
-    """Return limits under which connections leave descriptors to sandboxes; with a warning where there are too few."""
-    kept = OWN_DESCRIPTORS + SANDBOX_DESCRIPTORS * sandboxes
-    limits = ConnectionLimits().leaving(kept, of=open_files)
-    if limits.max_connections + kept <= open_files:
-        return limits, ""
-    return limits, (
-        f"only {open_files} files may be open here, which is too few for SANDBOX_MAX_SESSIONS={sandboxes}: some sandboxes will "
-        f"not start. Allow {kept + limits.max_connections} or more (`ulimit -Hn`, or LimitNOFILE= of the unit)."
-    )
+        return descriptors.shares(descriptors.allow(wanted), sandboxes=sandboxes, backend=backend)
+    except TooFewDescriptors as error:
+        raise StartError(str(error)) from error

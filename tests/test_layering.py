@@ -80,7 +80,14 @@ ARROWS: dict[str, set[str]] = {
     "sandboxd.seccomp": set(),
     "sandboxd.protocol": set(),
 }
-TOP = ("interpreter.app", "interpreter.cli", "interpreter.__main__", "interpreter.service", "interpreter.http")
+TOP = (
+    "interpreter.app",
+    "interpreter.cli",
+    "interpreter.__main__",
+    "interpreter.descriptors",
+    "interpreter.service",
+    "interpreter.http",
+)
 """These put the parts together, or speak to the one facade; a test below says what interpreter.http may not reach."""
 
 FORBIDDEN_IN_SERVICE = {

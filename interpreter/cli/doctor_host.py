@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from interpreter import app
 from interpreter.backends import environment
 from interpreter.backends.base import BackendUnavailable
 from interpreter.backends.bubblewrap import host
 from interpreter.cli.findings import Finding, error, ok, warning
+from interpreter.descriptors import TooFewDescriptors, needed, shares
 from interpreter.http.server import ConnectionLimits
 from interpreter.settings import Settings
+from interpreter.wording import counted
 
 _MIB = 2**20
 _LITTLE_BYTES = 2**30
@@ -44,7 +45,7 @@ def examine(found: Settings, backend: str, engine_directory: Path | None) -> Ite
     if backend == "docker" and engine_directory is not None and engine_directory.exists():
         yield from disk("disk", engine_directory)
     yield from data_root(found.data_root, euid=os.geteuid())
-    yield descriptors(found.max_sessions, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    yield descriptors(found.max_sessions, resource.getrlimit(resource.RLIMIT_NOFILE)[1], backend)
 
 
 def bubblewrap() -> Iterator[Finding]:
@@ -189,20 +190,22 @@ def data_root(path: Path, *, euid: int) -> Iterator[Finding]:
         )
 
 
-def descriptors(max_sessions: int, allowed: int) -> Finding:
+def descriptors(max_sessions: int, allowed: int, backend: str) -> Finding:
     """Return whether so many files may be open as ``max_sessions`` sandboxes and their callers need."""
     what = "descriptors"
     if allowed == resource.RLIM_INFINITY:
         return ok(what, "as many as are wanted")
-    kept = app.OWN_DESCRIPTORS + app.SANDBOX_DESCRIPTORS * max_sessions
-    connections = ConnectionLimits().leaving(kept, of=allowed).max_connections
-    if kept + connections > allowed:
-        return error(
-            what,
-            f"{allowed} may be open, and {max_sessions} sandboxes need {kept + connections}",
-            f"ulimit -Hn {kept + connections}        (LimitNOFILE= in a unit of systemd; or lower SANDBOX_MAX_SESSIONS)",
-        )
-    return ok(what, f"{allowed} may be open: {max_sessions} sandboxes and {connections} connections")
+    wanted = ConnectionLimits().max_connections
+    all_of_it = needed(sandboxes=max_sessions, connections=wanted, backend=backend)
+    remedy = f"ulimit -Hn {all_of_it}        (LimitNOFILE= in a unit of systemd; or lower SANDBOX_MAX_SESSIONS)"
+    try:
+        share = shares(allowed, sandboxes=max_sessions, backend=backend)
+    except TooFewDescriptors:
+        return error(what, f"{allowed} may be open, which is too few to start with", remedy)
+    found = f"{allowed} may be open: {counted(share.sandboxes, 'sandbox')} and {share.connections} connections"
+    if share.sandboxes < max_sessions:
+        return error(what, f"{found}, which is fewer than SANDBOX_MAX_SESSIONS={max_sessions}", remedy)
+    return ok(what, found)
 
 
 def nearest(path: Path) -> Path:

@@ -174,7 +174,6 @@ class EventLog:
         """No more comes but what ``add`` adds, ``finished`` last: it is called once somebody reads that far."""
         self._rest = add
         self._seal()
-        self._spool.rest()
         self._wake()
 
     def keep_in(self, folder: Path | None, *, limit: int, room: Room | None = None) -> None:
@@ -210,6 +209,11 @@ class EventLog:
         return 0 if self._rest is None else self._spool.room(size)
 
     @property
+    def lost(self) -> bool:
+        """Whether the disk has not taken something."""
+        return self._spool.lost
+
+    @property
     def stored(self) -> int:
         """How many bytes of it lie in a file."""
         return self._spool.stored
@@ -225,9 +229,13 @@ class EventLog:
         if self.closed and first >= len(self._kinds) and seq != len(self._kinds) - 1:
             first = len(self._kinds) - 1
         found = []
-        size = 0
+        size, window, window_at = 0, b"", 0
         for number in range(max(first, 0), len(self._kinds)):
-            found.append(self._event(number))
+            start, end = self._ends[number - 1] if number else 0, self._ends[number]
+            if end > window_at + len(window):  # read many at once: each read costs some system calls
+                window_at, length = start, max(end - start, min(BATCH_BYTES, len(self._spool) - start))
+                window = self._spool.read(start, length)
+            found.append(self._event(number, window[start - window_at : end - window_at]))
             size += len(found[-1].body)
             if size > BATCH_BYTES:
                 break
@@ -308,9 +316,7 @@ class EventLog:
             add, self._rest = self._rest, None
             add()
 
-    def _event(self, number: int) -> Event:
-        start = self._ends[number - 1] if number else 0
-        payload = self._spool.read(start, self._ends[number] - start)
+    def _event(self, number: int, payload: bytes) -> Event:
         kind = _TYPES[self._kinds[number]]
         if kind in _TEXTS:  # which a full disk may have cut within a letter
             payload = b'"text":%s}' % _json.encode(payload.decode(errors="replace"))

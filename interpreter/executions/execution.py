@@ -168,7 +168,11 @@ class Execution:
                 self.events.add(kind, **_fields(kind, [entry], answer.execution_count))
         if answer.error is not None:
             self.events.add("error", **msgspec.structs.asdict(answer.error))
-        left_out = self.events.cut or any(size > self.events.limit for size in answer.output_bytes.values())
+        left_out = (
+            self.events.cut
+            or self.events.lost
+            or any(size > self.events.limit for size in answer.output_bytes.values())
+        )
         self.events.add("finished", **answer.summary() | {"truncated": answer.truncated or left_out})
 
 

@@ -1,7 +1,8 @@
 """Bytes that are appended and read again from anywhere: in memory while they are few, then in a file.
 
-Promises: memory is bounded by ``MEMORY_BYTES`` where there is a folder; the file is gone after ``close``, and has no descriptor
-open after ``rest``. Calls block as writes to the page cache do, and wait for no disk.
+Promises: memory is bounded by ``MEMORY_BYTES`` where there is a folder; the file is gone after ``close``; no descriptor is held
+between two calls, so that all spools together have one, however many executions there are: opening a file anew costs a call
+some microseconds. Calls block as writes to the page cache do, and wait for no disk.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from interpreter import shortage
 log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 64 * 1024
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Spool:
@@ -31,11 +33,10 @@ class Spool:
         self._folder = folder
         self._memory = bytearray()
         self._file: Path | None = None
-        self._handle: int | None = None
-        self._resting = False
         self._refused = b""  # by the disk: what was added last, if it did not take that
         self._refused_at = 0
-        self._said = False
+        self.lost = False
+        """Whether there is something that the disk did not take."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -91,16 +92,8 @@ class Spool:
             data = b""
         return data.ljust(length, b"\0")
 
-    def rest(self) -> None:
-        """Little comes from here on: hold no descriptor between two calls."""
-        self._resting = True
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
     def close(self) -> None:
         """Let go of everything. May be called twice."""
-        self.rest()
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink()
@@ -111,14 +104,15 @@ class Spool:
     def _opened(self) -> Iterator[int]:
         if self._file is None:
             raise FileNotFoundError
-        if self._handle is None:
-            self._file.parent.mkdir(mode=0o700, exist_ok=True)  # it may have had no room when the service started
-            self._handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            yield self._handle
+            handle = os.open(self._file, _FLAGS, 0o600)
+        except FileNotFoundError:
+            self._file.parent.mkdir(mode=0o700, exist_ok=True)  # it may have had no room when the service started
+            handle = os.open(self._file, _FLAGS, 0o600)
+        try:
+            yield handle
         finally:
-            if self._resting:
-                self.rest()
+            os.close(handle)
 
     def _write(self, data: bytes | bytearray, at: int) -> bool:
         """Whether the disk has taken all of ``data``."""
@@ -127,9 +121,9 @@ class Spool:
                 if os.pwrite(handle, data, at) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            if not self._said:
+            if not self.lost:
                 log.error("output could not be kept", extra={"error": error.strerror})
-            self._said = True
+            self.lost = True
             return False
         return True
 

@@ -1,11 +1,12 @@
 """Copying a directory with all that is in it, into one that only the service can see yet.
 
-Promises: links are copied as links, what is neither file nor directory is left out; bytes and entries are bounded; a file is as
-long as it was when it was opened. Blocks.
+Promises: links are copied as links, what is neither file nor directory is left out; bytes and entries are bounded, and
+descriptors are few, however deep it is; a file is as long as it was when it was opened. Blocks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -15,10 +16,10 @@ from interpreter.errors import BodyTooLarge
 from interpreter.files import confine
 from interpreter.files.errors import NoSuchFile
 from interpreter.files.names import MAX_PARTS
+from interpreter.files.position import Position
 
 BLOCK_BYTES = 1024 * 1024
 MAX_ENTRIES = 100_000
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -32,37 +33,38 @@ class Copying:
     gid: int | None
     entries: int = MAX_ENTRIES
 
-    def directory(self, source: int, target: int, depth: int = 0) -> None:
-        """Copy what is in ``source`` to the empty ``target``. Raises BodyTooLarge."""
-        with os.scandir(source) as names:
-            for entry in names:
+    def directory(self, source: int, target: int) -> None:
+        """Copy what is in ``source`` to the empty ``target``. Raises BodyTooLarge, FileBusy."""
+        with contextlib.closing(Position(source)) as here, contextlib.closing(Position(target)) as there:
+            self._contents(here, there, 0)
+
+    def _contents(self, here: Position, there: Position, depth: int) -> None:
+        names = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(here.handle) as entries:
+            for entry in entries:
                 self.entries -= 1
                 if self.entries < 0 or depth >= MAX_PARTS:
                     raise BodyTooLarge(f"The directory has more than {MAX_ENTRIES} entries, or is too deep.")
-                name = os.fsencode(entry.name)
-                try:
-                    self._entry(source, target, name, depth)
-                except (NoSuchFile, FileNotFoundError):
-                    continue  # it has gone meanwhile
+                names.append(os.fsencode(entry.name))
+        for name in names:
+            with contextlib.suppress(NoSuchFile, FileNotFoundError):  # it has gone meanwhile
+                self._entry(here, there, name, depth)
 
-    def _entry(self, source: int, target: int, name: bytes, depth: int) -> None:
+    def _entry(self, here: Position, there: Position, name: bytes, depth: int) -> None:
+        source, target = here.handle, there.handle
         state = os.stat(name, dir_fd=source, follow_symlinks=False)
         if stat.S_ISLNK(state.st_mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
             if self.uid is not None and self.gid is not None:
                 os.chown(name, self.uid, self.gid, dir_fd=target, follow_symlinks=False)
         elif stat.S_ISDIR(state.st_mode):
-            inner = os.open(name, _DIRECTORY, dir_fd=source)
-            try:
-                os.mkdir(name, 0o700, dir_fd=target)
-                made = os.open(name, _DIRECTORY, dir_fd=target)
-                try:
-                    self.directory(inner, made, depth + 1)
-                    self.give(made, stat.S_IMODE(state.st_mode) & 0o777)
-                finally:
-                    os.close(made)
-            finally:
-                os.close(inner)
+            here.down(name)
+            os.mkdir(name, 0o700, dir_fd=target)
+            there.down(name)
+            self._contents(here, there, depth + 1)
+            self.give(there.handle, stat.S_IMODE(state.st_mode) & 0o777)
+            there.up()
+            here.up()
         elif stat.S_ISREG(state.st_mode):
             with confine.found(source, [name]) as handle, confine.reading(handle) as descriptor:
                 self._file(descriptor, target, name, stat.S_IMODE(state.st_mode) & 0o777)

@@ -51,6 +51,13 @@ class FileBusy(ServiceError):
     retryable = True
 
 
+class TooManyArchives(ServiceError):
+    """As many archives as there is room for are being sent."""
+
+    code = "too_many_archives"
+    retryable = True
+
+
 class TooManyUploads(ServiceError):
     """As many uploads as there is room for are arriving."""
 

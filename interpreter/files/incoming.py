@@ -1,7 +1,8 @@
 """An upload, of one file or several, while its bytes arrive.
 
-Promises: at most two blocks of it are in memory, one that fills and one that is being written in a thread; whatever happens
-to it, ``discard`` leaves neither a descriptor nor a file in staging, and never while a thread still uses them.
+Promises: at most two blocks of it are in memory, one that fills and one that is being written in a thread; one of its files is
+open at a time; whatever happens to it, ``discard`` leaves neither a descriptor nor a file in staging, and never while a thread
+still uses them.
 Leaves to http: the pace of the caller, and what it is told.
 """
 
@@ -47,7 +48,7 @@ class Incoming:
         """Begin a file: what is added from now on is its. Nothing after ``discard``."""
         await self._flush()
         if not self._discarded:
-            self._working = self._begin(lambda: self._uploads.append(self._opened(parts)))
+            self._working = self._begin(lambda: self._open(parts))
             await self._working
 
     async def add(self, chunk: bytes) -> None:
@@ -86,6 +87,12 @@ class Incoming:
             self._end()
         else:
             self._working.add_done_callback(self._worked)
+
+    def _open(self, parts: Parts) -> None:
+        """Open the next file; one at a time is open, however many there are."""
+        if self._uploads:
+            self._uploads[-1].complete()
+        self._uploads.append(self._opened(parts))
 
     async def _flush(self) -> None:
         """Begin to write what there is."""

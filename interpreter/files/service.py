@@ -12,17 +12,15 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from interpreter import shortage
 from interpreter.errors import RuntimeUnavailable, ShuttingDown, StorageFailed
-from interpreter.files import together
-from interpreter.files.errors import NoSuchFile, TooManyUploads
+from interpreter.files.errors import NoSuchFile, TooManyArchives, TooManyUploads
 from interpreter.files.incoming import Incoming
-from interpreter.files.names import parts_of_text
 from interpreter.files.tree import Parts, Tree
 from interpreter.keys import Key
 from interpreter.scopes.root import DataRoot
@@ -32,6 +30,8 @@ log = logging.getLogger(__name__)
 THREADS = 8
 MAX_UPLOADS = 24
 """At once: each has two blocks in memory."""
+MAX_ARCHIVES = 24
+"""At once: each has a few descriptors for as long as its reader takes."""
 MAX_DISPOSALS = 64
 """Deletes whose data is still being removed; who deletes more waits for his."""
 DISPOSAL_S, DISPOSAL_ROUNDS = 5.0, 60
@@ -57,7 +57,7 @@ class Files:
         self._warm = warm
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
         self._disposing = ThreadPoolExecutor(1, thread_name_prefix="disposing")
-        self._uploads = self._disposals = 0
+        self._uploads = self._archives = self._disposals = 0
         self._closed = False
 
     async def run(self, work: Callable[[], _T]) -> _T:
@@ -79,36 +79,27 @@ class Files:
         return await self.read(key, work)
 
     async def stream(self, key: Key, work: Callable[[Tree], Iterator[bytes]]) -> AsyncGenerator[bytes, None]:
-        """Yield the blocks that ``work`` yields for the directory of ``key``, each made in a thread. To be closed."""
-    async def store(self, key: Key, contents: Mapping[str, bytes]) -> None:
-        """Store contents under their paths, all of them or none. Raises ServiceError that names the file, NoSuchFile where there
-        is no directory of ``key``."""
+        """Yield the blocks that ``work`` yields for the directory of ``key``, each made in a thread. To be closed.
 
-        def stored(tree: Tree) -> None:
-            with contextlib.ExitStack() as kept:
-                uploads = []
-                for path, content in contents.items():
-                    parts = parts_of_text(path)
-                    with together.naming(parts):
-                        upload = kept.enter_context(tree.upload(parts, limit=len(content)))
-                        upload.write(content)
-                        upload.complete()
-                    uploads.append(upload)
-                together.commit(uploads)
-
-        await self.read(key, stored)
-
+        Raises TooManyArchives before the first.
+        """
 
         def opened() -> Generator[bytes, None, None]:
             with contextlib.closing(self._tree(key)) as tree:
                 yield from work(tree)
 
+        if self._archives >= MAX_ARCHIVES:
+            raise TooManyArchives(f"{MAX_ARCHIVES} archives are being sent, which is the limit.", retry_after_s=1.0)
+        self._archives += 1
         blocks = opened()
         try:
             while (block := await self._begin(lambda: next(blocks, None))) is not None:
                 yield block
         finally:
-            await self._begin(blocks.close)
+            try:
+                await self._begin(blocks.close)
+            finally:
+                self._archives -= 1
 
     async def upload(self, key: Key, *, limit: int) -> Incoming:
         """Begin to store files of at most ``limit`` bytes; the caller discards it in any case. Raises TooManyUploads."""
@@ -125,21 +116,19 @@ class Files:
     async def remove(self, key: Key, parts: Parts) -> None:
         """Remove an entry, a directory with all that is in it: it is out of sight on return, and its data soon after."""
 
-        def taken() -> Callable[[], None]:
-            with contextlib.ExitStack() as stack:
-                tree = stack.enter_context(contextlib.closing(self._tree(key)))
-                holder = tree.take_away(parts)
-                kept = stack.pop_all()
+        def taken() -> bytes:
+            with contextlib.closing(self._tree(key)) as tree:
+                return tree.take_away(parts)
 
-            def dispose() -> None:
-                with kept:
-                    for _ in range(DISPOSAL_ROUNDS):
-                        if self._closed or tree.dispose(holder, within_s=DISPOSAL_S):
-                            return
+        def dispose() -> None:
+            # Opened when it is its turn: those that wait hold no descriptor. What was purged meanwhile is gone with the rest.
+            scope = Key(key.scope, None)  # the session may have gone too
+            with contextlib.suppress(FileNotFoundError, NoSuchFile), contextlib.closing(self._tree(scope)) as tree:
+                for _ in range(DISPOSAL_ROUNDS):
+                    if self._closed or tree.dispose(holder, within_s=DISPOSAL_S):
+                        return
 
-            return dispose
-
-        dispose = await self._begin(taken)
+        holder = await self._begin(taken)
         self._disposals += 1
         disposal = asyncio.wrap_future(self._disposing.submit(dispose))
         disposal.add_done_callback(self._disposed)

@@ -143,10 +143,11 @@ class Tree:
         name = secrets.token_hex(16).encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self.staging)
+        upload = Upload(self, parts, name, descriptor, limit)
         try:
-            yield Upload(self, parts, name, descriptor, limit)
+            yield upload
         finally:
-            os.close(descriptor)
+            upload.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.staging)
 
@@ -361,10 +362,21 @@ class Upload:
         return self._place(leaf, overwrite=overwrite)
 
     def complete(self) -> Stored:
-        """Have it on the disk, and its owner's; what is left is its name. Return what is stored, as if it was new."""
-        self.tree._give(self.descriptor, FILE_MODE)
-        os.fsync(self.descriptor)
+        """Have it on the disk, and its owner's; what is left is its name. Return what is stored, as if it was new.
+
+        Nothing can be written afterwards: the descriptor is closed. May be called twice.
+        """
+        if self.descriptor >= 0:
+            self.tree._give(self.descriptor, FILE_MODE)
+            os.fsync(self.descriptor)
+            self.close()
         return Stored(self.size, self._sum.hexdigest(), new=True)
+
+    def close(self) -> None:
+        """Close the descriptor. May be called twice."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def _place(self, leaf: bytes, *, overwrite: bool) -> Stored:
         tree = self.tree

@@ -1,7 +1,7 @@
 """Going through a directory with all that is in it, in order, and what of it a pattern means.
 
-Promises: each directory is opened by its name in the one before, no link is followed and nothing leads up, so whatever moves
-meanwhile, nothing outside is seen; memory does not grow with the number of names, and what may be looked at is bounded. Blocks.
+Promises: no link is followed and nothing leads above the top (see position.py), so whatever moves meanwhile, nothing outside is
+seen; memory does not grow with the number of names, nor do descriptors with the depth; what may be looked at is bounded. Blocks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from interpreter.errors import InvalidRequest
+from interpreter.files.errors import FileBusy
 from interpreter.files.names import MAX_PARTS
+from interpreter.files.position import Position
 
 MAX_NAMES = 1_000_000
 """That one walk looks at, about a second's work."""
 _CHUNK = 10_000
 """Names of one directory in memory. One with more of them is gone through again for the next ones."""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Path = tuple[bytes, ...]
 
@@ -58,45 +59,42 @@ def walk(directory: int, budget: Budget, *, after: Sequence[bytes] = ()) -> Iter
 
     Ends early once the budget is used up, but not before the first of them. What cannot be opened or vanishes is passed over.
     """
-    try:
-        yield from _below(directory, budget, after, ())
-    except _Spent:
-        budget.spent = True
-
-
-def _below(directory: int, budget: Budget, after: Sequence[bytes], path: Path) -> Iterator[Found]:
-    first = after[0] if after else b""
-    for name in _names(directory, first, budget):
+    with contextlib.closing(Position(directory)) as here:
         try:
-            state = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            yield from _below(here, budget, after, ())
+        except _Spent:
+            budget.spent = True
+
+
+def _below(here: Position, budget: Budget, after: Sequence[bytes], path: Path) -> Iterator[Found]:
+    first = after[0] if after else b""
+    for name in _names(here, first, budget):
+        try:
+            state = os.stat(name, dir_fd=here.handle, follow_symlinks=False)
         except FileNotFoundError:
             continue
-        found = Found((*path, name), state, directory)
+        found = Found((*path, name), state, here.handle)
         is_first = bool(after) and name == first
         if not is_first:
             yield found
             if budget.names <= 0 and found.is_dir:
                 raise _Spent
         if found.is_dir and len(found.path) < MAX_PARTS:
-            with contextlib.suppress(OSError), _opened(directory, name) as inner:
-                yield from _below(inner, budget, after[1:] if is_first else (), found.path)
+            try:
+                here.down(name)
+            except OSError:
+                continue
+            with contextlib.suppress(OSError, FileBusy):
+                yield from _below(here, budget, after[1:] if is_first else (), found.path)
+            here.up()  # Raises FileBusy: then the rest of this directory is passed over.
 
 
-@contextlib.contextmanager
-def _opened(directory: int, name: bytes) -> Iterator[int]:
-    inner = os.open(name, _DIRECTORY, dir_fd=directory)
-    try:
-        yield inner
-    finally:
-        os.close(inner)
-
-
-def _names(directory: int, first: bytes, budget: Budget) -> Iterator[bytes]:
-    """Yield the names of a directory from ``first`` on, sorted by their bytes."""
+def _names(here: Position, first: bytes, budget: Budget) -> Iterator[bytes]:
+    """Yield the names of the directory that ``here`` is in from ``first`` on, sorted by their bytes. It is there for each."""
     last = b""
     while True:
         seen = 0
-        with os.scandir(directory) as entries:
+        with os.scandir(here.handle) as entries:
             names = []
             for entry in entries:
                 seen += 1

@@ -88,6 +88,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.TooManyExecutions: 429,
     errors.TooManyKernels: 429,
     TooManyBodies: 429,
+    files.TooManyArchives: 429,
     files.TooManyUploads: 429,
     TooManyConnections: 429,
     HeadTooLarge: 431,

@@ -252,7 +252,12 @@ ROUTES: tuple[Route, ...] = (
                 answer=wire_files.Listing,
                 media="application/octet-stream",
                 query=wire_files.ListingQuery,
-                errors=(*_REFUSED, file_errors.PreconditionFailed, RangeNotSatisfiable),
+                errors=(
+                    *_REFUSED,
+                    file_errors.PreconditionFailed,
+                    RangeNotSatisfiable,
+                    file_errors.TooManyArchives,
+                ),
                 example={"scope": "u1", "path": "data", "session": "chatA"},
             ),
             "PUT": Operation(

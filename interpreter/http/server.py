@@ -16,7 +16,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tornado.httpserver import HTTPServer
@@ -55,15 +55,6 @@ class ConnectionLimits:
     max_per_address: int = 1024
     max_connections: int = 4096
     max_unread_bytes: int = 256 * 2**20
-
-    def leaving(self, descriptors: int, *, of: int) -> ConnectionLimits:
-        """Return these limits with so few connections that ``descriptors`` ``of`` all that may be open are left."""
-        room = max(FEWEST_CONNECTIONS, of - descriptors)
-        return replace(
-            self,
-            max_connections=min(self.max_connections, room),
-            max_per_address=min(self.max_per_address, room),
-        )
 
 
 def error_body(error: ServiceError) -> bytes:

@@ -34,6 +34,9 @@ PREPARE_S = 120.0
 ADOPT_S = 15.0
 """For a sandbox of an earlier service to dial: it tries several times a second."""
 KERNEL_S = 10.0
+STARTS = 1 + (os.cpu_count() or 1)
+"""At once. A start takes a fifth of a second of a core. 200 at once on two cores took each other's time, and half of them were
+told after 30 s that they had been too slow; in turns the first has its answer after 0.5 s and the last one no later."""
 """For a spare to say that its kernel is being made."""
 
 
@@ -48,9 +51,7 @@ class SandboxConfig:
     environment: Mapping[str, str] = field(default_factory=dict)
     start_s: float = 30.0
     turn_s: float = 120.0
-    starts: int = 1 + (os.cpu_count() or 1)
-    """A start takes a fifth of a second of a core. 200 at once on two cores took each other's time, and half of them were told
-    after 30 s that they had been too slow; in turns the first has its answer after 0.5 s and the last one no later."""
+    starts: int = STARTS
 
 
 class Starter:

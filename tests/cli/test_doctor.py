@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import time
 from pathlib import Path
 
@@ -222,10 +224,14 @@ def test_the_data_root_has_to_be_ours_alone(tmp_path: Path) -> None:
 
 
 def test_too_few_descriptors_are_an_error_with_the_number_that_is_needed() -> None:
-    assert doctor_host.descriptors(100, 65_536).state == "ok"
-    few = doctor_host.descriptors(100, 256)
-    assert few.state == "error"
-    assert "ulimit -Hn" in few.remedy
+    assert doctor_host.descriptors(100, 65_536, "docker").state == "ok"
+    assert doctor_host.descriptors(100, resource.RLIM_INFINITY, "docker").state == "ok"
+    for allowed, said in ((256, "too few to start with"), (1024, "fewer than SANDBOX_MAX_SESSIONS=400")):
+        few = doctor_host.descriptors(400, allowed, "bubblewrap")
+        assert few.state == "error"
+        assert said in few.text
+        enough = int(re.findall(r"ulimit -Hn (\d+)", few.remedy)[0])
+        assert doctor_host.descriptors(400, enough, "bubblewrap").state == "ok"
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

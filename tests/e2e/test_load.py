@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from interpreter.app import SANDBOX_DESCRIPTORS
+from interpreter import descriptors as table
 from tests.e2e.callers import Caller, Reply, calling
 from tests.e2e.conftest import Cellbox
 from tests.e2e.test_soak import descriptors, resident_mb
@@ -110,7 +110,7 @@ def test_a_sandbox_takes_few_descriptors_of_the_service_whatever_runs_in_it(cell
         cellbox.exec("sleep 60 & echo $!", language="bash", **session)
         cellbox.cell("print('x' * 2_000_000)", context="a", **session)
     # The last answer may still be on its way to its file.
-    cellbox.wait_for(lambda: descriptors(cellbox) - before <= 4 * (SANDBOX_DESCRIPTORS - 1), within_s=20)
+    cellbox.wait_for(lambda: descriptors(cellbox) - before <= 4 * table.SANDBOX, within_s=20)
     for number in range(4):
         cellbox.client.delete(f"/v1/scopes/{scope}/sessions/s{number}?force=true")
     cellbox.wait_for(lambda: descriptors(cellbox) <= before, within_s=20)

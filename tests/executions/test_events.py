@@ -53,9 +53,9 @@ def test_what_is_long_lies_in_a_file_and_reads_the_same(tmp_path: Path) -> None:
     for number in range(200):
         log.add_text("stdout" if number % 3 else "stderr", piece)
         log.add("clear_output", wait=True)
+        assert descriptors() == before
     log.finish(lambda: log.add("finished", status="ok"))
     assert log.stored > MEMORY_BYTES
-    assert descriptors() == before
     seq, found = -1, []
     while batch := log.after(seq):
         found += batch
@@ -135,6 +135,22 @@ async def test_finished_says_that_there_was_no_room_for_text(limit: int) -> None
         if streamed:  # as much as a sandbox tells
             assert await execution.hear(Output("x", "stdout", "out"[:limit]))
         assert left_out_of(execution)[0] is (limit < 3)
+
+
+async def test_finished_says_that_the_disk_did_not_take_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    for size in (1, 2 * MEMORY_BYTES):
+        execution = ended(stream=True)
+        execution.events.keep_in(tmp_path, limit=2**20)
+        assert await execution.hear(Output("x", "stdout", "o" * size))
+        assert left_out_of(execution)[0] is (size > 1)
+    assert [record.message for record in caplog.records] == ["output could not be kept"]
+    caplog.clear()
 
 
 async def test_finished_says_that_there_were_too_many_events_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +349,30 @@ def test_a_stream_of_many_short_pieces_is_read_in_few_reads(tmp_path: Path, monk
     whole = "".join(f"{number:03}"[-3:] for number in range(50_000)).encode()
     assert b"".join(log.text("stdout", 1, 149_999)) == whole[1:149_999]
     assert reads <= 3
+    log.discard()
+
+
+def test_events_of_a_batch_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog("e", folder=tmp_path)
+    for number in range(20_000):
+        log.add_text("stdout" if number % 2 else "stderr", f"{number:05}")
+    assert log.stored
+    opened = 0
+    pread = os.pread
+
+    def counted(handle: int, length: int, at: int) -> bytes:
+        nonlocal opened
+        opened += 1
+        return pread(handle, length, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    seq, found, batches = -1, [], 0
+    while batch := log.after(seq):
+        found += batch
+        seq = batch[-1].seq
+        batches += 1
+    assert [json.loads(event.body)["text"] for event in found] == [f"{number:05}" for number in range(20_000)]
+    assert opened <= 2 * batches
     log.discard()
 
 

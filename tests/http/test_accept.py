@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from interpreter import app
 from interpreter.http import accept
 from interpreter.http.server import ConnectionLimits
 from tests.http.scripted import Served, read_reply, serving, until
@@ -115,16 +114,3 @@ async def test_all_addresses_together_have_so_many_connections() -> None:
             one.close()
         await until(lambda: not served.server.connections)
         assert (await served.exec()).status == 200
-
-
-@pytest.mark.parametrize(
-    ("open_files", "sandboxes", "connections", "per_address"),
-    [(65_536, 100, 4096, 1024), (1024, 100, 560, 560), (1024, 10, 920, 920), (256, 100, 16, 16), (20, 1, 16, 16)],
-)
-def test_connections_leave_descriptors_to_sandboxes(
-    open_files: int, sandboxes: int, connections: int, per_address: int
-) -> None:
-    limits, warning = app._connection_limits(open_files, sandboxes)
-    assert (limits.max_connections, limits.max_per_address) == (connections, per_address)
-    assert bool(warning) == (connections == 16)
-    assert not warning or "SANDBOX_MAX_SESSIONS" in warning
