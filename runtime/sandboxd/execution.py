@@ -211,7 +211,11 @@ class Running:
             stderr=self.stderr.text(),
             stdout_bytes=self.stdout.size,
             stderr_bytes=self.stderr.size,
-            truncated=self.stdout.truncated or self.stderr.truncated or self._results.truncated or self._dropped(),
+            truncated=self.stdout.truncated
+            or self.stderr.truncated
+            or self._results.truncated
+            or self.stream.cut
+            or self._dropped(),
             reason=reason,
             results=self._results.entries(),
             error=error,

@@ -2,7 +2,7 @@
 
 Promises: at most ``limits.spill`` bytes of each stream, and as many of rich outputs, are told of an execution; each text is of
 whole characters and at most ``MAX_TEXT`` long; order is the order in which it came here.
-Leaves to its users: what came, and when; to the service: what was left out is known from the sizes in the answer.
+Leaves to its users: what came, and when; to the service: what text was left out is known from the sizes in the answer.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Stream:
         self._on = True
         self._left: dict[StreamName, int] = {"stdout": message.limits.spill, "stderr": message.limits.spill}
         self._left_rich = message.limits.spill
+        self.cut = False
+        """Whether a rich output, or that one is to go, was not told of for want of room."""
 
     def capture(self, name: StreamName) -> Capture:
         """Return what keeps stream ``name`` for the answer, and tells of it here."""
@@ -39,16 +41,23 @@ class Stream:
 
     def displayed(self, kind: DisplayKind, entries: Sequence[Result], execution_count: int | None = None) -> None:
         """Tell of a rich output. entries: what fits of it, and what does not by name."""
-        size = sum(map(size_of, entries))
-        if self._on and self._followed and size <= self._left_rich:
-            self._left_rich -= size
+        if self._has_room(sum(map(size_of, entries))):
             self._send(Displayed(self._id, kind, list(entries), execution_count))
 
     def cleared(self, *, wait: bool) -> None:
         """Tell that what was displayed is to go."""
-        if self._on and self._followed and self._left_rich > 0:
-            self._left_rich -= 1  # so that their number is bounded as well
+        if self._has_room(1):  # so that their number is bounded as well
             self._send(Cleared(self._id, wait))
+
+    def _has_room(self, size: int) -> bool:
+        """Whether what takes ``size`` bytes is to be told of."""
+        if not (self._on and self._followed):
+            return False
+        if size > self._left_rich:
+            self.cut = True
+            return False
+        self._left_rich -= size
+        return True
 
     def _text(self, name: StreamName, data: bytes) -> None:
         if not self._on:

@@ -23,9 +23,13 @@ IDLE = said("status", {"execution_state": "idle"})
 TEXT = said("stream", {"name": "stdout", "text": "text"})
 
 
-def outcome(messages: list[Received], *, marks: bool = False) -> tuple[bool, Outcome]:
+def outcome(
+    messages: list[Received], *, marks: bool = False, limits: OutputLimits = LIMITS, stream: bool = False
+) -> tuple[bool, Outcome]:
     """Return whether the messages are all that it takes, and how it ended."""
-    message = Execute("x", language="other", code="", timeout_s=1.0, grace_s=1.0, limits=LIMITS, stateful=True)
+    message = Execute(
+        "x", language="other", code="", timeout_s=1.0, grace_s=1.0, limits=limits, stateful=True, stream=stream
+    )
     running = Running(message, 1, marks=marks, send=lambda _message: None)
     for received in messages:
         if received.type == "execute_reply":
@@ -57,3 +61,12 @@ async def test_a_kernel_of_ours_sends_none() -> None:
 
 async def test_without_a_reply_nothing_is_known_to_be_missing() -> None:
     assert not outcome([TEXT])[1].truncated
+
+
+@pytest.mark.parametrize("spill", [30, 10])
+async def test_the_answer_says_that_a_display_was_not_told_of_though_it_holds_it(spill: int) -> None:
+    shown = said("display_data", {"data": {"text/plain": "1234567890"}, "metadata": {}})
+    limits = OutputLimits(text=1000, results=1000, spill=spill)
+    ended = outcome([shown, REPLY, IDLE], limits=limits, stream=True)[1]
+    assert [entry.data for entry in ended.results] == [{"text/plain": "1234567890"}]
+    assert ended.truncated is (spill == 10)

@@ -62,6 +62,14 @@ def test_displays_are_bounded_too() -> None:
     for _ in range(20):
         live.cleared(wait=True)
     assert [type(message) for message in told] == [Displayed] + [Cleared] * 9
+    assert live.cut
+
+
+def test_nothing_is_cut_that_has_room_or_that_nobody_follows() -> None:
+    for followed, spill in ((True, 11), (False, 0)):
+        live, _ = stream(followed=followed, spill=spill)
+        live.displayed("display", [Result("display", data={"text/plain": "d"})])
+        assert not live.cut
 
 
 def test_the_next_service_is_told_nothing_of_what_an_earlier_one_followed() -> None:
