@@ -15,7 +15,7 @@ import socket
 
 import msgspec
 
-from . import egress, places, protocol
+from . import places, protocol
 from .changes import Workspace
 from .kernels import Kernels
 from .link import Link
