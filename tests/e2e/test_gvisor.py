@@ -30,7 +30,7 @@ if os.fork() == 0:
     for descriptor in (0, 1, 2):
         os.close(descriptor)
     time.sleep(600)
-while not os.path.exists("daemon"):
+while not os.path.exists("daemon") or not os.stat("daemon").st_size:
     time.sleep(0.01)
 """
 LOOKS_FOR_IT = "import os\nprint(os.path.exists('/proc/' + open('daemon').read()))"

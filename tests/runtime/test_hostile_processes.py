@@ -26,7 +26,7 @@ if os.fork() == 0:
         open('alive', 'w').write(str(os.getpid()))
         time.sleep(600)
     os._exit(0)
-while not os.path.exists('alive'): time.sleep(0.005)
+while not os.path.exists('alive') or not os.stat('alive').st_size: time.sleep(0.005)
 print('done')
 """
 
