@@ -28,6 +28,10 @@ from interpreter.backends.base import Backend, BackendError, Limits
 from interpreter.backends.choose import BackendConfig, Choice, choose
 from interpreter.backends.tenant_environment import tenant_environment
 from interpreter.descriptors import Shares, TooFewDescriptors
+from interpreter.egress import entries
+from interpreter.egress.own import own
+from interpreter.egress.policies import PolicyError
+from interpreter.egress.ways import EgressConfig
 from interpreter.http.guard import Guard
 from interpreter.http.operations import Api, ExecLimits
 from interpreter.http.routes import application
@@ -35,7 +39,8 @@ from interpreter.http.server import ApiServer, ConnectionLimits
 from interpreter.http.websocket import close_all
 from interpreter.listen import Listen, bind
 from interpreter.scopes.root import DataRootError
-from interpreter.service import Interpreter, ServiceConfig
+from interpreter.service import Interpreter
+from interpreter.service_config import ServiceConfig
 from interpreter.settings import Settings, SettingsError
 from interpreter.tasks import Tasks, finish
 from interpreter.wording import counted
@@ -66,6 +71,7 @@ def service_config(settings: Settings) -> ServiceConfig:
             pip_index_url=settings.pip_index_url,
             npm_registry=settings.npm_registry,
         ),
+        network=settings.network != "none",
         uid=settings.uid,
         gid=settings.gid,
         uid_base=settings.uid_base,
@@ -81,6 +87,24 @@ def service_config(settings: Settings) -> ServiceConfig:
         spill_bytes=settings.max_spill_mb * MIB,
         result_ttl_s=settings.result_ttl,
         drain_timeout_s=settings.drain_timeout,
+        egress=egress_config(settings),
+    )
+
+
+def egress_config(settings: Settings) -> EgressConfig | None:
+    """Return what ``settings`` say of the way out; None: there is none."""
+    if settings.network != "proxy":
+        return None
+    engine = os.environ.get("DOCKER_HOST") if settings.runtime_backend in ("auto", "docker") else None
+    return EgressConfig(
+        allowlist=settings.egress_allowlist,
+        ports=settings.egress_ports,
+        private_cidrs=settings.egress_private_cidrs,
+        policy_file=settings.egress_policy_file,
+        control=settings.egress_control,
+        own=own(settings.address, engine),
+        pip_index_url=settings.pip_index_url,
+        npm_registry=settings.npm_registry,
     )
 
 
@@ -88,6 +112,12 @@ def check(settings: Settings) -> None:
     """Raise SettingsError for settings that no start could serve."""
     if sentences := variables.not_built(settings):
         raise SettingsError("\n".join(sentences))
+    if bad := entries.wrong(settings.egress_allowlist):
+        raise SettingsError(
+            f"SANDBOX_EGRESS_ALLOWLIST has {bad[0][:80]!r}, which is neither host, *.host, host:port, * nor @pypi, @npm."
+        )
+    if bad := entries.wrong_ranges(settings.egress_private_cidrs):
+        raise SettingsError(f"SANDBOX_EGRESS_PRIVATE_CIDRS has {bad[0][:80]!r}, which is no range like 10.1.0.0/16.")
     if not settings.keys and not settings.address.is_local:
         raise SettingsError(
             f"SANDBOX_API_KEY is not set and SANDBOX_LISTEN={settings.listen} can be reached from other machines: set "
@@ -178,6 +208,8 @@ async def serve(
             keys = settings.keys or (made_key(settings.data_root),)
         except (BackendError, DataRootError) as error:
             raise StartError(str(error)) from error
+        except PolicyError as error:
+            raise StartError(f"SANDBOX_EGRESS_POLICY_FILE cannot be followed: {error}.") from error
         except OSError as error:
             raise StartError(f"The data root cannot be used: {error.strerror}.") from error
         api = _api(settings, service, keys, share.limits())

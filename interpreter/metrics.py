@@ -28,6 +28,19 @@ StartKind = Literal["session", "spare", "adopted"]
 _RUN_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 _QUEUE_S = (0.01, 0.1, 1.0, 10.0, 60.0)
 _START_S = (0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0)
+DENIED = (
+    "not_allowed",
+    "denied_by_rule",
+    "port",
+    "metadata_address",
+    "own_address",
+    "private_address",
+    "reserved_address",
+    "not_tls",
+    "no_server_name",
+    "other_server_name",
+)
+"""Why a way out was refused: of the egress process's protocol; any other is counted as ``other``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +118,27 @@ class Metrics:
             ("kind",),
             registry=registry,
         )
+        self._denied = Counter(
+            "cellbox_egress_denied",
+            "Connections and requests to the outside that were refused.",
+            ("reason",),
+            registry=registry,
+        )
+        self._allowed = Counter(
+            "cellbox_egress_allowed", "Connections and requests that were let out.", registry=registry
+        )
+        self._failed = Counter(
+            "cellbox_egress_failed", "Those that were malformed, or whose target did not answer.", registry=registry
+        )
+        self._egress_bytes = Counter(
+            "cellbox_egress_bytes", "Bytes relayed from (out) and to (in) sandboxes.", ("direction",), registry=registry
+        )
+        self._connected: dict[str, int] = {}
+        Gauge("cellbox_egress_connections", "Connections to the outside.", registry=registry).set_function(
+            lambda: sum(self._connected.values())
+        )
+        for direction in ("in", "out"):
+            self._egress_bytes.labels(direction)
         for kind in ("events", "websocket"):
             self._streams.labels(kind)
         for start in get_args(StartKind):
@@ -144,6 +178,24 @@ class Metrics:
     def stream(self, kind: Literal["events", "websocket"]) -> AbstractContextManager[None]:
         """Count a stream as open, while the context is entered."""
         return self._streams.labels(kind).track_inprogress()
+
+    def egress_denied(self, reason: str) -> None:
+        """Count a refusal on the way out. reason: of the egress process's fixed set."""
+        self._denied.labels(reason if reason in DENIED else OTHER).inc()
+
+    def egress_counted(
+        self, sandbox: str, *, connections: int, allowed: int, failed: int, bytes_in: int, bytes_out: int
+    ) -> None:
+        """Count what a sandbox has done since it was counted before; connections: that it has now."""
+        self._connected[sandbox] = connections
+        self._allowed.inc(allowed)
+        self._failed.inc(failed)
+        self._egress_bytes.labels("in").inc(bytes_in)
+        self._egress_bytes.labels("out").inc(bytes_out)
+
+    def egress_gone(self, sandbox: str) -> None:
+        """Count no connections of it any more."""
+        self._connected.pop(sandbox, None)
 
     def text(self) -> bytes:
         """Return all of them, as ``CONTENT_TYPE`` says."""

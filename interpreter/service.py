@@ -12,15 +12,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from sandboxd.protocol import OutputLimits
 
 import interpreter
-from interpreter.backends.base import Backend, BackendUnavailable, Limits, Stats
+from interpreter.backends.base import Backend, BackendUnavailable, SandboxId, Stats
+from interpreter.egress.ways import ASK_S, Ways
 from interpreter.errors import (
     ExecutionNotFound,
     KernelNotFound,
@@ -45,6 +44,7 @@ from interpreter.metrics import Metrics, Now
 from interpreter.recovery import boot_id, recover
 from interpreter.removal import Removal, all_finished
 from interpreter.sandboxes import listings, reaper, spares
+from interpreter.sandboxes.asking import ask
 from interpreter.sandboxes.kernels import Kernels
 from interpreter.sandboxes.live import Live
 from interpreter.sandboxes.manager import Manager
@@ -52,6 +52,7 @@ from interpreter.sandboxes.starting import SandboxConfig
 from interpreter.sandboxes.table import Table
 from interpreter.scopes.renaming import can_rename_new
 from interpreter.scopes.root import DataRoot, DataRootError, Ids
+from interpreter.service_config import ServiceConfig
 from interpreter.statefile import RecordsError
 from interpreter.tasks import Tasks, finish
 
@@ -64,36 +65,6 @@ REMOVE_S = 600.0
 CLOSE_S = 10.0
 KERNEL_STOP_S = 5.0
 """For a kernel's end beyond the grace, before its sandbox is ended instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceConfig:
-    """What the service needs to know. Seconds and bytes as named.
-
-    uid, gid: of every scope, or None for one per scope from ``uid_base`` up. environment: of the tenant's programs, beyond
-    what the backend gives them.
-    """
-
-    data_root: Path
-    link_dir: Path | None = None
-    limits: Limits = field(default_factory=Limits)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    uid: int | None = None
-    gid: int | None = None
-    uid_base: int = 200_000
-    idle_ttl_s: float = 600.0
-    max_sessions: int = 100
-    pool: int = 0
-    max_concurrent: int = 200
-    max_queue: int = 32
-    max_kernels: int = 8
-    grace_s: float = 2.0
-    output_bytes: int = 1024 * 1024
-    result_bytes: int = 16 * 1024 * 1024
-    spill_bytes: int = 64 * 1024 * 1024
-    result_ttl_s: float = 600.0
-    drain_timeout_s: float = 30.0
-    start_timeout_s: float = 30.0
 
 
 class Interpreter:
@@ -112,37 +83,48 @@ class Interpreter:
         self._store = Store(keep_s=config.result_ttl_s, folder=self._outputs, spill=config.spill_bytes)
         self._recorder = Recorder(
             self._data.records, self._kernels, config.data_root, keep_s=config.result_ttl_s, clock=clock
-        self.files = Files(self._data, self._warmed)
         )
         self._plan = spares.Plan(
             limit=config.pool if backend.spares else 0, idle_s=config.idle_ttl_s, unseen=not backend.single_tenant
         )
         self.metrics = Metrics(version=interpreter.__version__, backend=backend.name, now=self._now)
+        sandboxes = SandboxConfig(
+            limits=config.limits,
+            link=LinkLimits.of(output_bytes=config.output_bytes, result_bytes=config.result_bytes),
+            environment=config.environment,
+            start_s=config.start_timeout_s,
+        )
+        self._ways = Ways(
+            config.egress,
+            root=config.data_root,
+            ask=lambda code: ask(backend, self._data, sandboxes, code, within_s=ASK_S),
+            on_denied=self._denied,
+            metrics=self.metrics,
+        )
         self._manager = Manager(
             backend,
             self._data,
             self._table,
             self._kernels,
-            SandboxConfig(
-            store_files=self.files.store,
-                limits=config.limits,
-                link=LinkLimits.of(output_bytes=config.output_bytes, result_bytes=config.result_bytes),
-                environment=config.environment,
-                start_s=config.start_timeout_s,
-            ),
+            sandboxes,
             metrics=self.metrics,
+            ways=self._ways,
             plan=self._plan,
             clock=clock,
         )
+        self.files = Files(self._data, self._warmed)
         output = OutputLimits(text=config.output_bytes, results=config.result_bytes, spill=config.spill_bytes)
         self._runner = Runner(
             self._table,
             self._kernels,
             self._manager,
             self._store,
-            RunConfig(grace_s=config.grace_s, output=output, kernel_start_s=config.start_timeout_s),
+            RunConfig(
+                grace_s=config.grace_s, output=output, kernel_start_s=config.start_timeout_s, network=config.network
+            ),
             recorder=self._recorder,
             metrics=self.metrics,
+            store_files=self.files.store,
             clock=clock,
         )
         self._removal = Removal(
@@ -178,6 +160,7 @@ class Interpreter:
             await asyncio.to_thread(self._recorder.sweep)
             self.notices += await asyncio.to_thread(make_empty, self._outputs)
             warnings = await self._checked()
+            await self._ways.start()
             await recover(
                 self._backend,
                 self._data,
@@ -191,6 +174,7 @@ class Interpreter:
             self._data.close()
             raise DataRootError(str(error)) from error
         except BaseException:
+            await self._ways.aclose()
             self._data.close()
             raise
         if self._config.pool and not await asyncio.to_thread(self._can_spare):
@@ -198,6 +182,7 @@ class Interpreter:
             warnings.append(
                 "SANDBOX_POOL is ignored: with this backend or on this file system, a directory in use cannot get its name later."
             )
+        await self._ways.learn()
         self._tasks.start(self._recorder.run(), name="recorder")
         self._tasks.start(reaper.run(self._table, self._manager, self._clock), name="reaper")
         if self._plan.limit:
@@ -259,6 +244,7 @@ class Interpreter:
         await self.files.aclose()
         await self._tasks.aclose(within_s=CLOSE_S)
         await self._recorder.aclose()
+        await self._ways.aclose()
         await self._backend.aclose()
         self._data.close()
 
@@ -347,7 +333,7 @@ class Interpreter:
         """Return the entries of ``GET /v1/scopes``: scopes that have data or a sandbox."""
         kept = await asyncio.to_thread(self._data.scopes)
         running = {row.key.scope for row in self._table.rows()}
-        return [{"scope": scope} for scope in sorted(running.union(kept))]
+        return [{"scope": scope, "egress": self._ways.shown(scope)} for scope in sorted(running.union(kept))]
 
     def sandboxes(self) -> int:
         """Return how many sandboxes there are."""
@@ -417,6 +403,9 @@ class Interpreter:
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Return whether sandboxes can be served, and ``{"status", "runtime"}``, with ``message`` if not."""
         return await self._health.ask()
+
+    def _denied(self, sandbox: SandboxId, host: str, port: int, reason: str) -> None:
+        self._runner.denied(sandbox, host, port, reason)
 
     def _now(self) -> Now:
         return Now(

@@ -172,6 +172,12 @@ class Settings(BaseModel):
     egress_private_cidrs: Words = _setting(
         (), "", "Private address ranges that hosts of the allowlist may have, by comma."
     )
+    egress_policy_file: Path | None = _setting(
+        None, "", "YAML file with other hosts for scopes and sessions, read again when it changes; empty for none."
+    )
+    egress_control: Path | None = _setting(
+        None, "", "Socket of an egress process that runs elsewhere, as in compose; empty: the service runs one itself."
+    )
     pip_index_url: str = _setting("", "", "Package index that pip uses inside the sandbox; empty for its own default.")
     npm_registry: str = _setting("", "", "Registry that npm uses inside the sandbox; empty for its own default.")
     proxy_network: str = _setting("", "", "Ignored with a warning: sandboxes reach the proxy over a socket.")
@@ -199,7 +205,7 @@ class Settings(BaseModel):
         parse_listen(value)
         return value
 
-    @field_validator("data_root", "link_dir")
+    @field_validator("data_root", "link_dir", "egress_policy_file", "egress_control")
     @classmethod
     def _directories_are_absolute(cls, value: Path | None) -> Path | None:
         if value is None:
@@ -285,10 +291,6 @@ def _sentence(detail: Any) -> str:
 def not_built(settings: Settings) -> list[str]:
     """Return a sentence for each value that would need what this version does not have: nothing is pretended."""
     wrong = {
-        "network": (
-            settings.network == "proxy",
-            "`proxy` is not there in this version: `none`, or a network of the engine",
-        ),
         "scope_quota_mb": (
             settings.scope_quota_mb is not None,
             "disk quotas are not there in this version; leave it empty",
@@ -306,7 +308,7 @@ def warnings(settings: Settings) -> list[str]:
         said.append(
             "SANDBOX_PROXY_NETWORK is ignored: sandboxes have no network at all, the proxy is reached over a socket."
         )
-    if settings.network != "none":
+    if settings.network not in ("none", "proxy"):
         said.append(
             f"SANDBOX_NETWORK={settings.network}: sandboxes reach whatever that network reaches, each other included."
         )

@@ -41,6 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.statefile": {"interpreter.errors"},
     "interpreter.records": {"interpreter.statefile"},
     "interpreter.health": {"interpreter.backends.base"},
+    "interpreter.service_config": {"interpreter.backends.base", "interpreter.egress"},
     "interpreter.recovery": {
         "interpreter.backends.base",
         "interpreter.executions",
@@ -55,6 +56,7 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.backends.base": set(),
     "interpreter.executions.jsontext": set(),
     "interpreter.executions.model": {"sandboxd.protocol", "interpreter.executions.jsontext"} | LEAVES,  # pure
+    "interpreter.egress": {"egress.protocol", "sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
     "interpreter.link": {"sandboxd.protocol"} | LEAVES,
     "interpreter.files": {"interpreter.scopes"} | LEAVES,
     "interpreter.scopes": {"interpreter.backends.base", "interpreter.records"} | LEAVES,
@@ -62,6 +64,7 @@ ARROWS: dict[str, set[str]] = {
         "interpreter.executions.model",
         "interpreter.link",
         "interpreter.records",
+        "interpreter.egress",
         "interpreter.scopes",
         "interpreter.backends.base",
         "sandboxd.protocol",
@@ -121,7 +124,7 @@ def imports(name: str, path: Path) -> list[tuple[str, int]]:
 
 
 def _imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
-    known = modules("interpreter") | modules("sandboxd")
+    known = modules("interpreter") | modules("sandboxd") | modules("egress")
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -172,6 +175,26 @@ def test_of_the_sandbox_the_service_knows_the_protocol_only() -> None:
         for name, path in modules("interpreter").items()
         for imported, line in imports(name, path)
         if imported.split(".")[0] == "sandboxd" and imported != "sandboxd.protocol"
+    ]
+    assert wrong == []
+
+
+def test_of_the_egress_process_the_service_knows_the_protocol_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} {imported}"
+        for name, path in modules("interpreter").items()
+        for imported, line in imports(name, path)
+        if imported.split(".")[0] == "egress" and imported != "egress.protocol"
+    ]
+    assert wrong == []
+
+
+def test_the_egress_process_imports_nothing_of_the_others() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} {imported}"
+        for name, path in modules("egress").items()
+        for imported, line in imports(name, path)
+        if imported.split(".")[0] in ("interpreter", "sandboxd", "docker")
     ]
     assert wrong == []
 

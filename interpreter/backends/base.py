@@ -30,7 +30,8 @@ from typing import ClassVar, Literal, NewType
 SandboxId = NewType("SandboxId", str)
 """16 hexadecimal digits, unguessable; names directories and cgroups, so socket paths stay under 108 bytes."""
 
-Network = Literal["none"]
+Network = Literal["none", "proxy"]
+"""``proxy``: no network either, but sandboxd carries connections to the socket ``egress`` in the link directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class SandboxSpec:
     uid, gid: kernel ids of the scope, already the owner of ``workspace`` and ``user``; None: the service's own.
     workspace, user: host directories to be ``/opt/workspace`` and ``/opt/user`` inside (may be the same one). They
     exist, and no tenant can write their parents. link_dir: service-owned host directory, mode 755, seen read-only at
-    ``/run/cellbox``; nothing else lies in it.
+    ``/run/cellbox``; the sockets of link and proxy lie in it and nothing else.
     environment: of the tenant's programs, beyond what every sandbox has; what the backend itself sets (paths, threads)
     wins.
     """

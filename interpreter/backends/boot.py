@@ -22,9 +22,10 @@ def encode_config(
     seccomp: bool = True,
     redial: bool = True,
     orphan_s: float = 0.0,
+    egress: str = "",
 ) -> str:
     """Return the one argument of the boot process: a ``BootConfig`` as JSON. Paths are those that it sees itself."""
-    config = BootConfig(link, workspace, user, kernels, runtime, dict(environment), seccomp, redial, orphan_s)
+    config = BootConfig(link, workspace, user, kernels, runtime, dict(environment), seccomp, redial, orphan_s, egress)
     return msgspec.json.encode(config).decode()
 
 

@@ -29,8 +29,8 @@ HOW_TO_GET_ONE = (
 class BackendConfig:
     """What the backends need to know. idle_s: seconds. probe_uid: a kernel id that no scope has.
 
-    image, runtime, network: of the docker backend; runtime is empty for the engine's default, network a network of the
-    engine or ``none``.
+    image, runtime: of the docker backend; runtime is empty for the engine's default. network: ``none``, ``proxy``, or a network
+    of the engine.
     """
 
     root: Path
@@ -96,12 +96,12 @@ def _make(name: str, config: BackendConfig) -> Backend:
             probe_uid=config.probe_uid,
             image=config.image,
             runtime=config.runtime,
-            network=config.network,
+            network="none" if config.network == "proxy" else config.network,
         )
-    if config.network != "none" or config.runtime:
+    if config.network not in ("none", "proxy") or config.runtime:
         raise BackendUnavailable(
-            f"SANDBOX_NETWORK and SANDBOX_RUNTIME are of the docker backend, and this is {name}: leave them out, or set "
-            "SANDBOX_RUNTIME_BACKEND=docker."
+            f"Networks of an engine and SANDBOX_RUNTIME are of the docker backend, and this is {name}: leave them out "
+            "(SANDBOX_NETWORK can be none or proxy), or set SANDBOX_RUNTIME_BACKEND=docker."
         )
     if name == "bubblewrap":
         from interpreter.backends.bubblewrap.backend import BubblewrapBackend  # noqa: PLC0415 - only what is used
@@ -113,6 +113,11 @@ def _make(name: str, config: BackendConfig) -> Backend:
             probe_uid=config.probe_uid if os.geteuid() == 0 else None,
         )
     if name == "process":
+        if config.network == "proxy":
+            raise BackendUnavailable(
+                "SANDBOX_NETWORK=proxy confines nothing with the process backend, whose programs have the host's network: leave "
+                "it out, or use another backend."
+            )
         from interpreter.backends.process.backend import ProcessBackend  # noqa: PLC0415 - only what is used
 
         return ProcessBackend(root=config.root)

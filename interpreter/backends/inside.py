@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from sandboxd.protocol import LINK_SOCKET
+from sandboxd.protocol import EGRESS_SOCKET, LINK_SOCKET
 
 from interpreter.backends.base import SandboxSpec
 from interpreter.backends.boot import command, encode_config
@@ -84,6 +84,7 @@ def boot_config(spec: SandboxSpec, *, orphan_s: float = 0.0) -> str:
         runtime=str(KERNEL_FILES),
         environment={**spec.environment, **environment},
         orphan_s=orphan_s,
+        egress=str(LINK / EGRESS_SOCKET) if spec.network == "proxy" else "",
     )
 
 

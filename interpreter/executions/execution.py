@@ -10,6 +10,7 @@ import msgspec
 from sandboxd.protocol import Asked, Cleared, Displayed, Output, Result, Streamed, StreamName
 
 from interpreter.errors import InternalError, ServiceError
+from interpreter.executions.denials import Denials
 from interpreter.executions.events import EventLog, encoded
 from interpreter.executions.model import HEAVY_JSON, Answer, ExecRequest, Phase, entries
 
@@ -39,6 +40,8 @@ class Execution:
         self.events = EventLog(execution_id) if events is None else events
         self.asks = False
         """Whether it waits for input."""
+        self.denials = Denials()
+        """What it was refused on its way out."""
         self._shown = False  # whether what it displayed is among the events
         self.finished_at: float | None = None
         """Seconds on the service's monotonic clock."""

@@ -7,7 +7,7 @@ Leaves to sandboxes/kernels.py what became of the kernel, and to http the shape 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Any, Literal
@@ -127,17 +127,20 @@ class Answer(Struct, frozen=True):
     def size(self) -> int:
         """About how many bytes of memory it holds: a text with one character outside the BMP takes four for each."""
         results = sum(_held(value) for entry in self.results for value in _values(entry))
+        results += _DENIED_BYTES * len(self.egress_denied)
         error = 0 if self.error is None else sum(map(getsizeof, self.error.traceback)) + getsizeof(self.error.value)
         files = sum(_HELD_BY_CHANGE + getsizeof(entry["path"]) for entry in self.files)
         return 1000 + getsizeof(self.stdout) + getsizeof(self.stderr) + results + error + files
 
 
+_DENIED_BYTES = 600
+"""Of one refusal on the way out."""
 _NOT_IN_SUMMARY = ("stdout", "stderr", "results", "execution_id")
+_HELD_BY_CHANGE = 300
+"""Bytes of memory, besides its path."""
 _json = msgspec.json.Encoder()
 
 
-_HELD_BY_CHANGE = 300
-"""Bytes of memory, besides its path."""
 class _Kept(Answer, frozen=True):
     """An answer that was read back: its results are JSON texts, to be written again as they are."""
 
@@ -178,7 +181,15 @@ def with_cause(outcome: Outcome) -> Outcome:
     )
 
 
-def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life, timing: Timing) -> Answer:
+def answer(
+    execution_id: str,
+    request: ExecRequest,
+    outcome: Outcome,
+    life: Life,
+    timing: Timing,
+    *,
+    egress_denied: Sequence[dict[str, Any]] = (),
+) -> Answer:
     """Return the answer to ``request`` that ended as ``outcome``.
 
     A death's own reason goes before the kernel's; JSON kinds that are no JSON, or too deep, are named as omitted.
@@ -204,9 +215,18 @@ def answer(execution_id: str, request: ExecRequest, outcome: Outcome, life: Life
         output_bytes={"stdout": outcome.stdout_bytes, "stderr": outcome.stderr_bytes},
         files=[_changed(change) for change in outcome.files],
         files_incomplete=outcome.files_incomplete,
-        egress_denied=[],
+        egress_denied=list(egress_denied),
         timing=timing,
     )
+
+
+def _changed(change: Change) -> dict[str, Any]:
+    size = None if change.change == "deleted" else change.size
+    try:
+        return {"path": change.path.decode(), "change": change.change, "size": size}
+    except UnicodeDecodeError:
+        shown, raw = change.path.decode(errors="replace"), quote_from_bytes(change.path)
+        return {"path": shown, "change": change.change, "size": size, "raw": raw}
 
 
 def entries(results: list[Result]) -> tuple[list[dict[str, Any]], bool]:
@@ -220,15 +240,6 @@ def entries(results: list[Result]) -> tuple[list[dict[str, Any]], bool]:
             continue
         data: dict[str, Any] = dict(result.data)
         for mime, text in result.json.items():
-def _changed(change: Change) -> dict[str, Any]:
-    size = None if change.change == "deleted" else change.size
-    try:
-        return {"path": change.path.decode(), "change": change.change, "size": size}
-    except UnicodeDecodeError:
-        shown, raw = change.path.decode(errors="replace"), quote_from_bytes(change.path)
-        return {"path": shown, "change": change.change, "size": size, "raw": raw}
-
-
             embedded = checked(text)
             if embedded is None:
                 found.append({"type": "omitted", "mime": mime, "bytes": len(text.encode())})

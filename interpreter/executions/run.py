@@ -62,6 +62,8 @@ class Work:
         self.sent = sent
         self.whole = whole
         self.told = sent is not None
+        self.sandbox: SandboxId | None = None
+        """In which it runs."""
         self.settle: Callable[[], None] = _nothing
         """To be called when the answer is kept."""
         self.input: Callable[[str], Awaitable[None]] = _nobody_reads
@@ -69,12 +71,12 @@ class Work:
         self.how: How | None = None
         self.turn = False
         self.nudge = asyncio.Event()
-
-
         self.installed: Outcome | None = None
         """How its requirements were installed."""
         self.failed: Outcome | None = None
         """How it ends without having run, since they were not."""
+
+
 class Run:
     """One execution in one sandbox. began: when its code began, on the monotonic clock.
 
@@ -92,12 +94,12 @@ class Run:
         tasks: Tasks,
         clock: Callable[[], float],
         resumed: str | None = None,
+        request: ExecRequest | None = None,
     ) -> None:
         self._work = work
-        request: ExecRequest | None = None,
+        self._request = request or work.execution.request
         self._live = live
         self._config = config
-        self._request = request or work.execution.request
         self._stop = stop
         self._tasks = tasks
         self._clock = clock
@@ -125,12 +127,12 @@ class Run:
             return self._ended("", "", "timeout", "timeout")
         return await self._outcome(pending)
 
-    async def resumed(self, pending: Pending, sent_at: float) -> Finished | Refused:
-        """Return how one ended that an earlier service has sent.
     def abandon(self) -> None:
         """End the sandbox: something of it cannot be ended from inside."""
         self._stop(self._live, "killed")
 
+    async def resumed(self, pending: Pending, sent_at: float) -> Finished | Refused:
+        """Return how one ended that an earlier service has sent.
 
         When its code began is not known: sandboxd ends it in time; we, should it not, later by what a kernel may take to start.
         """

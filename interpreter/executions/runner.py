@@ -147,6 +147,12 @@ class Runner:
         with contextlib.suppress(LinkClosed):  # how it ended is told as any other end
             await work.input(text)
 
+    def denied(self, sandbox: SandboxId, host: str, port: int, reason: str) -> None:
+        """Count a refusal on the way out of a sandbox for all that runs in it: which of them asked cannot be told."""
+        for work in self._works.values():
+            if work.sandbox == sandbox and work.execution.phase == "running":
+                work.execution.denials.add(host, port, reason)
+
     def running(self, key: Key, kernel: KernelKey) -> Execution | None:
         """Return the execution whose turn it is at a kernel."""
         known = self._kernels.get(key, kernel)
@@ -272,20 +278,23 @@ class Runner:
         outcome = with_cause(finished.outcome)
         if (said := outcome.stderr.removeprefix(finished.outcome.stderr)) and work.execution.events.text_size("stderr"):
             work.execution.events.add_text("stderr", said)  # where nothing was heard of it, the answer's is told whole
+        if work.installed is not None:
+            outcome = requirements.said(work.installed, outcome, self._config.output.text)
         life = self._life(request, live.row.id, outcome, over=live.over.is_set())
         if finished.sandbox_unsafe:
             self._manager.stop(live, "killed")
         elif live.reason is not None:
             self._kernels.sandbox_gone(request.key, live.row.id, live.reason)
         if life.state is not None and life.state != "kept":
-        if work.installed is not None:
-            outcome = requirements.said(work.installed, outcome, self._config.output.text)
             state = "died" if outcome.kernel == "lost" else "restarted" if life.state == "lost" else "started"
             work.execution.events.add("kernel", state=state, reason=life.reason, generation=life.generation)
         timing = Timing(milliseconds(turn - began), milliseconds(run.began - turn), outcome.run_ms)
+        denied = work.execution.denials.listed()
         if heavy(outcome):
-            return await asyncio.to_thread(answer, work.execution.id, request, outcome, life, timing)
-        return answer(work.execution.id, request, outcome, life, timing)
+            return await asyncio.to_thread(
+                answer, work.execution.id, request, outcome, life, timing, egress_denied=denied
+            )
+        return answer(work.execution.id, request, outcome, life, timing, egress_denied=denied)
 
     def _not_run(self, work: Work, timing: Timing) -> Answer:
         """Return the answer of one that was ended before it ran, or whose preparation failed."""
@@ -319,26 +328,17 @@ class Runner:
             if live is None:
                 return None, None, None
             try:
+                if not (attempt or await self._prepared(work, live)):
+                    return None, None, None
+                run = self._at(work, live)
+                self._recorder.sent(work.execution, live.row.id, run.link_id)
+                work.told = True
                 return live, run, await run.finished()
             except LinkNotSent:
                 work.told = False
                 log.info("a sandbox ended before it was told of an execution", extra={"sandbox": live.row.id})
         raise SandboxStartFailed("Sandboxes end as soon as they have started; nothing has run.", retry_after_s=1.0)
 
-    async def _adopted(self, sent: Sent) -> bool:
-        """Wait until it is known whether a sandbox of an earlier service works."""
-        if sent.live is None:
-                if not (attempt or await self._prepared(work, live)):
-                    return None, None, None
-                run = self._at(work, live)
-                self._recorder.sent(work.execution, live.row.id, run.link_id)
-                work.told = True
-            return False
-        await asyncio.wait([sent.live.started])
-        return sent.live.started.exception() is None and sent.live.usable
-
-    def _resumed(self, work: Work, sent: Sent) -> tuple[Live, Run, Pending] | None:
-        """Return what is to be waited for; None if it provably did not reach its sandbox. Raises ShuttingDown if it cannot be
     async def _prepared(self, work: Work, live: Live) -> bool:
         if not work.execution.request.files:
             work.execution.running()
@@ -351,6 +351,15 @@ class Runner:
 
         return await preparing.prepare(work, live, self._config, self._store_files, run)
 
+    async def _adopted(self, sent: Sent) -> bool:
+        """Wait until it is known whether a sandbox of an earlier service works."""
+        if sent.live is None:
+            return False
+        await asyncio.wait([sent.live.started])
+        return sent.live.started.exception() is None and sent.live.usable
+
+    def _resumed(self, work: Work, sent: Sent) -> tuple[Live, Run, Pending] | None:
+        """Return what is to be waited for; None if it provably did not reach its sandbox. Raises ShuttingDown if it cannot be
         sent again.
         """
         if sent.live is not None and (pending := sent.live.resumed.pop(sent.link_id, None)) is not None:
@@ -365,6 +374,7 @@ class Runner:
             work, live, self._config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock, resumed=resumed
         )
         link_id = run.link_id
+        work.sandbox = live.row.id
         work.input = lambda text: live.connection.input(link_id, text)
         work.settle = lambda: live.connection.settle([link_id])  # nothing of ``run``: a cycle would keep the answer
         return run

@@ -26,6 +26,7 @@ from interpreter.backends.base import (
     Sandbox,
     SandboxId,
 )
+from interpreter.egress.ways import Ways
 from interpreter.errors import (
     InternalError,
     ServiceError,
@@ -64,6 +65,7 @@ class Manager:
         config: SandboxConfig,
         *,
         metrics: Metrics,
+        ways: Ways,
         plan: Plan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,6 +76,7 @@ class Manager:
         self._tasks = Tasks()
         self._plan = plan or Plan()
         self._metrics = metrics
+        self._ways = ways
         self._received = 0  # from sandboxes that are gone
         self.changed = asyncio.Event()
         """Set whenever a spare may be missing, or room for one may have come."""
@@ -88,6 +91,7 @@ class Manager:
             config,
             on_kernel_gone=self._kernel_gone,
             on_writing=lambda live: table.used(live.row, clock()),
+            ways=ways,
             tasks=self._tasks,
             clock=clock,
         )
@@ -235,6 +239,7 @@ class Manager:
         key = live.row.key
         try:
             await unless(live.over, self._clear(key))
+            await self._ways.give(live.row.id, key)
             await finish(asyncio.to_thread(self._data.give_spare, live.row.id, key, unseen=unseen), within_s=PREPARE_S)
             if live.over.is_set():
                 raise SandboxStopped  # its record is gone already, and must not come again
@@ -331,6 +336,7 @@ class Manager:
                 await _stopped(live)
             if live.hello is not None:
                 await live.connection.wait_closed()
+            self._ways.close(live.row.id)
             await asyncio.to_thread(self._data.drop_run_dir, live.row.id)
             if live.giving is not None:
                 await asyncio.wait([live.giving])

@@ -18,6 +18,7 @@ from sandboxd.protocol import KernelGone, ProtocolError
 
 from interpreter import shortage
 from interpreter.backends.base import Backend, BackendError, BackendUnavailable, Limits, SandboxSpec
+from interpreter.egress.ways import Ways
 from interpreter.errors import RuntimeUnavailable, SandboxStartFailed
 from interpreter.link.connection import Connection, LinkLimits
 from interpreter.link.errors import LinkError
@@ -33,10 +34,10 @@ PREPARE_S = 120.0
 """For making directories, and taking over data that belongs to another uid."""
 ADOPT_S = 15.0
 """For a sandbox of an earlier service to dial: it tries several times a second."""
-KERNEL_S = 10.0
 STARTS = 1 + (os.cpu_count() or 1)
 """At once. A start takes a fifth of a second of a core. 200 at once on two cores took each other's time, and half of them were
 told after 30 s that they had been too slow; in turns the first has its answer after 0.5 s and the last one no later."""
+KERNEL_S = 10.0
 """For a spare to say that its kernel is being made."""
 
 
@@ -57,7 +58,8 @@ class SandboxConfig:
 class Starter:
     """Starts sandboxes, so many at once.
 
-    on_kernel_gone, on_writing: as of a Connection, for the sandbox that it is about. tasks: own what is sent on the side.
+    on_kernel_gone, on_writing: as of a Connection, for the sandbox that it is about. ways: out of each. tasks: own what is
+    sent on the side.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Starter:
         *,
         on_kernel_gone: Callable[[Live, KernelGone], None],
         on_writing: Callable[[Live], None],
+        ways: Ways,
         tasks: Tasks,
         clock: Callable[[], float],
     ) -> None:
@@ -76,6 +79,7 @@ class Starter:
         self._config = config
         self._on_kernel_gone = on_kernel_gone
         self._on_writing = on_writing
+        self._ways = ways
         self._tasks = tasks
         self._clock = clock
         self._starts = asyncio.Semaphore(config.starts)
@@ -93,6 +97,10 @@ class Starter:
                         self._data.records.sandbox_begins(
                             SandboxRecord(sandbox_id, key.scope, key.session, live.started_at.timestamp())
                         )
+                    policy_of = None if live.spare is not None and not live.spare.scope else key
+                    opening = self._tasks.start(
+                        self._ways.open(sandbox_id, policy_of, directory), name=f"way out of {sandbox_id}"
+                    )
                     spec = SandboxSpec(
                         id=sandbox_id,
                         uid=place.uid,
@@ -102,9 +110,11 @@ class Starter:
                         link_dir=directory,
                         limits=self._config.limits,
                         environment=self._config.environment,
+                        network=self._ways.network,
                     )
                     live.sandbox = await self._backend.start(spec)
                     await self._greet(live, listener)
+                    await asyncio.wait([opening])
                 finally:
                     listener.close()
         except BackendUnavailable as error:
@@ -145,7 +155,9 @@ class Starter:
         try:
             place = await finish(asyncio.to_thread(self._data.prepare, live.row.key), within_s=PREPARE_S)
             async with asyncio.timeout(ADOPT_S):
-                listener = Listener(self._data.found_run_dir(live.row.id), uid=place.uid, gid=place.gid)
+                directory = self._data.found_run_dir(live.row.id)
+                await self._ways.open(live.row.id, live.row.key, directory)
+                listener = Listener(directory, uid=place.uid, gid=place.gid)
                 try:
                     await self._greet(live, listener)
                 finally:

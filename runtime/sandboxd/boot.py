@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from . import orphans, osproc, seccomp
+from . import egress, orphans, osproc, seccomp
 from .protocol import BootConfig
 
 
@@ -38,7 +38,7 @@ def main() -> None:
 
     Raises afterfork.Unwind in forks that become Python programs: no caller may catch it.
     """
-    config = msgspec.json.decode(sys.argv[1], type=BootConfig)
+    config = egress.completed(msgspec.json.decode(sys.argv[1], type=BootConfig))
     osproc.forbid_new_privileges()
     if config.seccomp:
         seccomp.install()

@@ -15,7 +15,7 @@ import socket
 
 import msgspec
 
-from . import places, protocol
+from . import egress, places, protocol
 from .changes import Workspace
 from .kernels import Kernels
 from .link import Link
@@ -67,7 +67,7 @@ async def _serve(config: BootConfig, requests: socket.socket) -> int:
     server = _Server(config, zygote, link)
     status = 0
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with egress.way_out(config.egress), asyncio.TaskGroup() as tasks:
             while not await server.served(tasks) and config.redial:
                 if not await _dialled_again(link, config.orphan_s):
                     status = _ORPHANED

@@ -20,6 +20,8 @@ from msgspec import Meta, Struct
 VERSION = 3
 LINK_SOCKET = "link.sock"
 """Name of the socket in the link directory (``/run/cellbox`` inside)."""
+EGRESS_SOCKET = "egress"
+"""Name of the proxy's socket there, if there is a way out."""
 
 MAX_FRAME_TO_SANDBOX = 40 * 2**20
 """A whole request body is at most 32 MiB; msgpack adds little to it."""
@@ -48,12 +50,12 @@ does not know has not run."""
 
 MAX_ALIVE = 64
 
-MAX_ERROR_LINES = 200
-MAX_ERROR_LINE = 2_000
 MAX_CHANGES = 1_000
 MAX_CHANGE_PATH = 4096
 """Bytes."""
 
+MAX_ERROR_LINES = 200
+MAX_ERROR_LINE = 2_000
 """Characters: a line of minified code is no help to anybody."""
 
 _LENGTH = struct.Struct(">I")
@@ -93,7 +95,8 @@ class BootConfig(Part):
     kernels: directory of our kernelspecs. runtime: private directory for connection files and ipc sockets (short path).
     environment: variables of the tenant's programs, complete. seccomp: install the filter first of all.
     redial: dial again when the link has ended without ``Shutdown``; else its end ends everything. orphan_s: end everything when
-    no service has come back for so long; 0: never, somebody outside sees to it.
+    no service has come back for so long; 0: never, somebody outside sees to it. egress: path of the proxy's socket; empty:
+    there is no way out.
     """
 
     link: str
@@ -105,6 +108,7 @@ class BootConfig(Part):
     seccomp: bool = True
     redial: bool = True
     orphan_s: float = 0.0
+    egress: str = ""
 
 
 # --- service -> sandbox ---------------------------------------------------------------------------------------------
@@ -299,10 +303,6 @@ class Asked(Message):
     password: bool = False
 
 
-class Outcome(Part):
-    """How an execution ended. ``stdout`` and ``stderr`` are cut to the text limit; ``*_bytes`` count all of it.
-
-    kernel (stateful): ``new`` it was started for this execution, ``kept`` it was there before; ``lost``: whether it was
 FilesIncomplete = Literal["too_many_changes", "too_many_entries", "unreadable", "not_known"]
 
 
@@ -314,10 +314,14 @@ class Change(Part):
     size: Count = 0
 
 
-    there before or not, it is gone now.
-    """
+class Outcome(Part):
+    """How an execution ended. ``stdout`` and ``stderr`` are cut to the text limit; ``*_bytes`` count all of it.
 
     files: what changed in the workspace meanwhile; files_incomplete: why that may not be all.
+
+    kernel (stateful): ``new`` it was started for this execution, ``kept`` it was there before; ``lost``: whether it was
+    there before or not, it is gone now.
+    """
 
     status: Status
     exit_code: ExitCode
@@ -332,12 +336,12 @@ class Change(Part):
     error: UserError | None = None
     execution_count: Count | None = None
     kernel: Literal["new", "kept", "lost"] | None = None
+    files: Annotated[list[Change], Meta(max_length=MAX_CHANGES)] = []
+    files_incomplete: FilesIncomplete | None = None
 
 
 class Finished(Message):
     """The end of execution ``id``. sandbox_unsafe: something of it could not be ended from inside; stop the sandbox."""
-    files: Annotated[list[Change], Meta(max_length=MAX_CHANGES)] = []
-    files_incomplete: FilesIncomplete | None = None
 
     id: Id
     outcome: Outcome

@@ -24,7 +24,7 @@ async def test_an_exec_goes_all_the_way(start):
         assert (answer["stdout"], answer["status"], answer["state"], answer["generation"]) == ("hello", "ok", "new", 1)
         listed = (await client.get("/v1/scopes/u1/sessions")).json()["sessions"]
         assert [one["session"] for one in listed] == ["chatA"]
-        assert (await client.get("/v1/scopes")).json() == {"scopes": [{"scope": "u1"}]}
+        assert (await client.get("/v1/scopes")).json() == {"scopes": [{"scope": "u1", "egress": None}]}
         assert (await client.delete("/v1/scopes/u1?purge=true")).json() == {"removed": 1, "purged": True}
         assert (await client.get("/healthz")).json()["runtime"] == "fake"
 
@@ -149,7 +149,7 @@ async def test_what_is_no_weakness_is_said_and_refuses_no_start(start, monkeypat
     assert service.said("warning: ") == "the image is of another version"
 
 
-@pytest.mark.parametrize("values", [{"network": "proxy"}, {"scope_quota_mb": "5"}])
+@pytest.mark.parametrize("values", [{"mount_target": "/data"}, {"scope_quota_mb": "5"}])
 async def test_what_is_not_there_refuses_the_start_by_name(start, values):
     (name,) = values
     with pytest.raises(SettingsError, match=f"SANDBOX_{name.upper()}"):

@@ -82,5 +82,14 @@ async def test_a_named_backend_is_used_and_not_remembered(config, name):
 async def test_what_only_docker_has_is_refused_elsewhere(config, name, setting):
     from dataclasses import replace
 
-    with pytest.raises(BackendUnavailable, match="SANDBOX_NETWORK and SANDBOX_RUNTIME"):
+    with pytest.raises(BackendUnavailable, match="an engine and SANDBOX_RUNTIME"):
         choose(name, replace(config, **setting))
+
+
+async def test_the_proxy_is_a_way_out_of_what_confines_only(config):
+    from dataclasses import replace
+
+    with pytest.raises(BackendUnavailable, match="confines nothing"):
+        choose("process", replace(config, network="proxy"))
+    assert choose("bubblewrap", replace(config, network="proxy")).backend.name == "bubblewrap"
+    assert choose("docker", replace(config, network="proxy")).backend.name == "docker"

@@ -106,7 +106,7 @@ def test_stop_touches_no_process_that_does_not_hold_the_lock(tmp_path):
         ({"memory_mb": "much"}, "SANDBOX_MEMORY_MB"),
         ({"idle_tll": "5"}, "did you mean SANDBOX_IDLE_TTL?"),
         ({"listen": ":8090"}, "SANDBOX_API_KEY is not set"),
-        ({"network": "proxy"}, "SANDBOX_NETWORK"),
+        ({"egress_allowlist": "pypi.example:x"}, "SANDBOX_EGRESS_ALLOWLIST"),
         ({"api_key": "short"}, "SANDBOX_API_KEY"),
     ],
 )

@@ -12,7 +12,8 @@ import pytest
 from interpreter.backends.fake import FakeBackend
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest
-from interpreter.service import Interpreter, ServiceConfig
+from interpreter.service import Interpreter
+from interpreter.service_config import ServiceConfig
 from tests.fakes.sandboxd import Sandboxd
 
 

@@ -20,7 +20,8 @@ from interpreter.executions import runner as running
 from interpreter.executions.recorder import INLINE_BYTES
 from interpreter.records import Records
 from interpreter.scopes.root import DataRootError
-from interpreter.service import Interpreter, ServiceConfig
+from interpreter.service import Interpreter
+from interpreter.service_config import ServiceConfig
 from interpreter.statefile import FILE
 from tests.fakes.sandboxd import Peer, never, until_cancelled
 from tests.service.conftest import House

@@ -19,7 +19,8 @@ from interpreter.errors import ExecutionNotFound, SandboxStartFailed, ServiceErr
 from interpreter.executions import recorder
 from interpreter.executions.spool import MEMORY_BYTES
 from interpreter.records import Records
-from interpreter.service import Interpreter, ServiceConfig
+from interpreter.service import Interpreter
+from interpreter.service_config import ServiceConfig
 from tests.service.conftest import House
 
 

@@ -33,7 +33,8 @@ from interpreter.executions.run import Run
 from interpreter.link.errors import LinkNotSent
 from interpreter.sandboxes import reaper
 from interpreter.scopes.root import DataRoot, DataRootLocked
-from interpreter.service import Interpreter, ServiceConfig
+from interpreter.service import Interpreter
+from interpreter.service_config import ServiceConfig
 from tests.fakes.sandboxd import Peer, never, until_cancelled
 from tests.service.conftest import House
 
