@@ -26,7 +26,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("commands", LEFT.values(), ids=LEFT)
-@pytest.mark.parametrize("session", [None, "one"])
+@pytest.mark.parametrize("session", [pytest.param(None, marks=pytest.mark.long_on_docker), "one"])
 def test_the_next_sandbox_works(cellbox, scope, commands, session):
     cellbox.exec(commands, scope=scope, session=session, language="bash")
     for restarted in (False, True):

@@ -104,7 +104,7 @@ def rounds(cellbox: Cellbox, scope: str, count: int) -> None:
     assert len(cellbox.client.get(f"/v1/scopes/{scope}/sessions").json()["sessions"]) == 1
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [3, pytest.param(10, marks=pytest.mark.soak)])
 def test_kill_9_so_many_times_in_a_row_loses_nothing(serve: Serve, scope: str, count: int) -> None:
     rounds(serve(), scope, count)
 
@@ -172,6 +172,7 @@ def storm(cellbox: Cellbox, scope: str, *, kills: int, seed: int) -> None:
     assert sum(caller.count for caller in callers) > kills
 
 
+@pytest.mark.long_on_docker
 @pytest.mark.parametrize("seed", [1])
 def test_killed_at_any_moment_all_runs_exactly_once(serve: Serve, scope: str, seed: int) -> None:
     storm(serve(), scope, kills=3, seed=seed)
