@@ -12,15 +12,17 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from interpreter import shortage
 from interpreter.errors import RuntimeUnavailable, ShuttingDown, StorageFailed
+from interpreter.files import together
 from interpreter.files.errors import NoSuchFile, TooManyArchives, TooManyUploads
 from interpreter.files.incoming import Incoming
+from interpreter.files.names import parts_of_text
 from interpreter.files.tree import Parts, Tree
 from interpreter.keys import Key
 from interpreter.scopes.root import DataRoot
@@ -77,6 +79,24 @@ class Files:
         """Return what ``work`` returns for the directory of ``key``, which is made at need. Raises SingleTenant."""
         await self._make(key)
         return await self.read(key, work)
+
+    async def store(self, key: Key, contents: Mapping[str, bytes]) -> None:
+        """Store contents under their paths, all of them or none. Raises ServiceError that names the file, NoSuchFile where there
+        is no directory of ``key``."""
+
+        def stored(tree: Tree) -> None:
+            with contextlib.ExitStack() as kept:
+                uploads = []
+                for path, content in contents.items():
+                    parts = parts_of_text(path)
+                    with together.naming(parts):
+                        upload = kept.enter_context(tree.upload(parts, limit=len(content)))
+                        upload.write(content)
+                        upload.complete()
+                    uploads.append(upload)
+                together.commit(uploads)
+
+        await self.read(key, stored)
 
     async def stream(self, key: Key, work: Callable[[Tree], Iterator[bytes]]) -> AsyncGenerator[bytes, None]:
         """Yield the blocks that ``work`` yields for the directory of ``key``, each made in a thread. To be closed.
