@@ -29,6 +29,7 @@ _ERRNO = 0x00050000
 _EPERM = _ERRNO | errno.EPERM
 _ENOSYS = _ERRNO | errno.ENOSYS
 _EAFNOSUPPORT = _ERRNO | errno.EAFNOSUPPORT
+_EPROTONOSUPPORT = _ERRNO | errno.EPROTONOSUPPORT
 
 _AUDIT_ARCHITECTURE: dict[Architecture, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
@@ -41,6 +42,10 @@ _CLONE_NAMESPACES = 0x7E020000
 
 _SOCKET_FAMILIES = (1, 2, 10, 16)
 """unix, inet, inet6, netlink."""
+
+_SOCKET_PROTOCOLS = (0, 1, 4, 6, 17, 58)
+"""None given (and route, of netlink), icmp, the diagnosis of sockets (netlink), tcp, udp, icmpv6. Others are code of the kernel
+that nobody here needs, and asking for one, as sctp or dccp, may load it as a module."""
 
 _FILE_TYPE_MASK = 0xF000
 _PLAIN_FILE_TYPES = (0, 0x8000, 0x1000, 0xC000)
@@ -75,16 +80,33 @@ class _Rule:
 
 
 _FAMILY = _Rule(0, _SOCKET_FAMILIES, listed=_ALLOW, other=_EAFNOSUPPORT)
+_PROTOCOL = _Rule(2, _SOCKET_PROTOCOLS, listed=_ALLOW, other=_EPROTONOSUPPORT)
 _CLONE = _Rule(0, (_CLONE_NAMESPACES,), listed=_EPERM, other=_ALLOW, bits=True)
 _IOCTL = _Rule(1, _REFUSED_IOCTLS, listed=_EPERM, other=_ALLOW)
 _FCNTL = _Rule(1, _REFUSED_FCNTLS, listed=_EPERM, other=_ALLOW)
 _MKNOD = _Rule(1, _PLAIN_FILE_TYPES, listed=_ALLOW, other=_EPERM, mask=_FILE_TYPE_MASK)
 _MKNODAT = _Rule(2, _PLAIN_FILE_TYPES, listed=_ALLOW, other=_EPERM, mask=_FILE_TYPE_MASK)
 
-_BY_ARGUMENT: dict[Architecture, dict[int, _Rule]] = {
-    "x86_64": {16: _IOCTL, 72: _FCNTL, 41: _FAMILY, 53: _FAMILY, 56: _CLONE, 133: _MKNOD, 259: _MKNODAT},
-    "aarch64": {29: _IOCTL, 25: _FCNTL, 198: _FAMILY, 199: _FAMILY, 220: _CLONE, 33: _MKNODAT},
+_BY_ARGUMENT: dict[Architecture, dict[int, tuple[_Rule, ...]]] = {
+    "x86_64": {
+        16: (_IOCTL,),
+        72: (_FCNTL,),
+        41: (_FAMILY, _PROTOCOL),
+        53: (_FAMILY,),
+        56: (_CLONE,),
+        133: (_MKNOD,),
+        259: (_MKNODAT,),
+    },
+    "aarch64": {
+        29: (_IOCTL,),
+        25: (_FCNTL,),
+        198: (_FAMILY, _PROTOCOL),
+        199: (_FAMILY,),
+        220: (_CLONE,),
+        33: (_MKNODAT,),
+    },
 }
+"""Number -> rules: the last one decides of what is listed in all before it."""
 
 _SAME_NUMBER_EVERYWHERE = {
     # glibc and Node fall back to clone, whose flags the filter can read; clone3 has them behind a pointer.
@@ -114,6 +136,8 @@ REFUSED: dict[Architecture, dict[str, int]] = {
         "semget": 64,
         "msgget": 68,
         "mq_open": 240,
+        # The machine has so many events for it, 65,536 by default, and one process may take them all.
+        "io_setup": 206,
         "ptrace": 101,
         "syslog": 103,
         "uselib": 134,
@@ -173,6 +197,7 @@ REFUSED: dict[Architecture, dict[str, int]] = {
         "semget": 190,
         "msgget": 186,
         "mq_open": 180,
+        "io_setup": 0,
         "lookup_dcookie": 18,
         "umount2": 39,
         "mount": 40,
@@ -241,8 +266,8 @@ def program(arch: Architecture) -> bytes:
     if arch == "x86_64":
         code += [_jump(_JGE, _X32_BIT, 0, 1), _return(_KILL_PROCESS)]
     code += [_jump(_JGE, _NEWEST_CALL + 1, 0, 1), _return(_ENOSYS)]
-    for number, rule in _BY_ARGUMENT[arch].items():
-        body = _by_argument(rule)
+    for number, (*before, last) in _BY_ARGUMENT[arch].items():
+        body = [instruction for rule in before for instruction in _unless_listed(rule)] + _by_argument(last)
         code += [_jump(_JEQ, number, 0, len(body)), *body]
     clone3 = REFUSED[arch]["clone3"]
     code += [_jump(_JEQ, clone3, 0, 1), _return(_ENOSYS)]
@@ -305,6 +330,13 @@ def _by_argument(rule: _Rule) -> list[bytes]:
     if rule.mask != 0xFFFFFFFF:
         code.append(_INSTRUCTION.pack(_AND, 0, 0, rule.mask))
     return [*code, *_any_of(rule.values, rule.listed, _JSET if rule.bits else _JEQ), _return(rule.other)]
+
+
+def _unless_listed(rule: _Rule) -> list[bytes]:
+    """Return ``other`` for what is not listed; else go on."""
+    count = len(rule.values)
+    listed = [_jump(_JEQ, value, count - i, 0) for i, value in enumerate(rule.values)]
+    return [_load(16 + 8 * rule.argument), *listed, _return(rule.other)]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ SANDBOX_BIN = Path(__file__).parents[2] / ".venv-sandbox" / "bin"
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM = 0x40000003, 0x40000028
 ALLOW, KILL = 0x7FFF0000, 0x80000000
-EPERM, ENOSYS, EAFNOSUPPORT = (0x50000 | e for e in (errno.EPERM, errno.ENOSYS, errno.EAFNOSUPPORT))
+EPERM, ENOSYS, EAFNOSUPPORT, EPROTONOSUPPORT = (
+    0x50000 | e for e in (errno.EPERM, errno.ENOSYS, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+)
 HIGH = 0xDEAD_BEEF_0000_0000
 
 here = pytest.mark.skipif(
@@ -70,6 +72,12 @@ HOSTILE = [
     ("socket(packet)", 41, 198, (17,), EAFNOSUPPORT),
     ("socket(vsock), high bits", 41, 198, (HIGH | 40,), EAFNOSUPPORT),
     ("socketpair(tipc)", 53, 199, (30,), EAFNOSUPPORT),
+    ("socket(packet, no protocol)", 41, 198, (17, 3, 0), EAFNOSUPPORT),
+    ("socket(inet, stream, mptcp)", 41, 198, (2, 1, 262), EPROTONOSUPPORT),
+    ("socket(inet, seqpacket, sctp)", 41, 198, (2, 5, 132), EPROTONOSUPPORT),
+    ("socket(inet6, dccp), high bits", 41, 198, (10, 6, HIGH | 33), EPROTONOSUPPORT),
+    ("socket(netlink, netfilter)", 41, 198, (16, 3, 12), EPROTONOSUPPORT),
+    ("socket(netlink, crypto)", 41, 198, (16, 3, 21), EPROTONOSUPPORT),
     ("ioctl(TIOCSTI)", 16, 29, (0, 0x5412), EPERM),
     ("ioctl(TIOCSTI), high bits", 16, 29, (0, HIGH | 0x5412), EPERM),
     ("ioctl(TIOCLINUX)", 16, 29, (0, 0x541C), EPERM),
@@ -86,6 +94,10 @@ ORDINARY = [
     ("clone of a thread", 56, 220, (0x3D0F00,)),
     ("clone of fork", 56, 220, (0x1200011,)),
     *((f"socket({family})", 41, 198, (family,)) for family in (1, 2, 10, 16)),
+    *(
+        (f"socket({family}, protocol {protocol})", 41, 198, (family, 1, protocol))
+        for family, protocol in ((2, 6), (2, 17), (10, 6), (10, 58), (16, 0), (16, 4), (1, 0))
+    ),
     ("socketpair(unix)", 53, 199, (1,)),
     ("ioctl(FIONREAD)", 16, 29, (0, 0x541B)),
     ("fcntl(F_DUPFD_CLOEXEC)", 72, 25, (0, 1030)),
