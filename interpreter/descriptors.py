@@ -77,6 +77,7 @@ def holders(*, sandboxes: int, connections: int, backend: str) -> Iterator[Holde
     yield Holder("the directories of one form's files, while they get their names", 1, MAX_FILES)
     yield Holder("archives that are sent", 9, files.MAX_ARCHIVES)
     yield Holder("sandboxes that are started, the one that proves the backend among them", 8, STARTS + 1)
+    yield Holder("the way out: the egress process and the link to it, its policies, the sandbox that is asked", 16)
     if backend == "docker":
         yield Holder("calls of the engine, and the one that follows its events", 2, _ENGINE_CALLS + 1)
     yield Holder("sandboxes", SANDBOX, sandboxes)
