@@ -29,6 +29,8 @@ _LITTLE_BYTES = 2**30
 _NOTHING_BYTES = 64 * _MIB
 _FEW_FILES = 10_000
 _CONTROLLERS = frozenset({"memory", "pids", "cpu"})
+_MANY_TERMINALS = 2**20
+"""The most that the kernel takes. Each costs 3 KiB of the memory of the sandbox that has it."""
 _TRY_S = 10.0
 
 
@@ -40,6 +42,8 @@ def examine(found: Settings, backend: str, engine_directory: Path | None) -> Ite
         yield namespaces()
     else:
         yield ok("bubblewrap", "there" if shutil.which("bwrap") else "not there; not needed")
+    if backend in ("bubblewrap", "docker"):
+        yield terminals()
     yield clock(time.time(), Path(__file__).stat().st_mtime)
     yield from disk("disk", found.data_root)
     if backend == "docker" and engine_directory is not None and engine_directory.exists():
@@ -127,6 +131,22 @@ def remedy_of_namespaces(proc: Path = Path("/proc")) -> str:
         except OSError:
             continue
     return "in a container, let it make namespaces (its system call filter refuses), or use the docker backend"
+
+
+def terminals(file: Path = Path("/proc/sys/kernel/pty/max")) -> Finding:
+    """Return whether one scope can take all pseudo terminals of the machine: they are counted for all, whatever limits it has."""
+    what = "terminals"
+    try:
+        most = int(file.read_text())
+    except (OSError, ValueError):
+        return ok(what, "this kernel does not say how many it allows")
+    if most < _MANY_TERMINALS:
+        return warning(
+            what,
+            f"the machine has {most} pseudo terminals, and one scope can take them all from the others",
+            f"sysctl -w kernel.pty.max={_MANY_TERMINALS}        (and in /etc/sysctl.d, for the next boot)",
+        )
+    return ok(what, f"{most} pseudo terminals, more than fit into the memory of a sandbox")
 
 
 def clock(now: float, installed: float) -> Finding:

@@ -193,6 +193,15 @@ def test_namespaces_are_tried(tmp_path: Path, monkeypatch) -> None:
     assert "Permission denied" in finding.text
 
 
+@pytest.mark.parametrize(("said", "state"), [("4096\n", "warning"), ("1048576\n", "ok"), ("?", "ok")])
+def test_terminals_of_the_machine_that_one_scope_can_take_are_named(tmp_path: Path, said, state) -> None:
+    (tmp_path / "max").write_text(said)
+    finding = doctor_host.terminals(tmp_path / "max")
+    assert finding.state == state
+    assert ("kernel.pty.max=1048576" in finding.remedy) is (state == "warning")
+    assert doctor_host.terminals(tmp_path / "none").state == "ok"
+
+
 def test_a_clock_before_our_own_files_is_wrong() -> None:
     assert doctor_host.clock(time.time(), time.time()).state == "ok"
     assert doctor_host.clock(0.0, time.time()).state == "error"
