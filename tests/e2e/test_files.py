@@ -291,6 +291,7 @@ def sha256(path: Path) -> str:
 
 
 @pytest.mark.alone
+@pytest.mark.long_on_docker
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("mib", [64, pytest.param(2047, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_large_files_go_up_and_down_and_are_resumed_while_others_are_served(
