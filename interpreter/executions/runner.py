@@ -302,7 +302,8 @@ class Runner:
         outcome = ended(work.execution.request, "cancelled", reason=reason)
         if work.failed is not None and not work.how:
             outcome = with_cause(work.failed)
-        return answer(work.execution.id, work.execution.request, outcome, Life(), timing)
+        denied = work.execution.denials.listed()
+        return answer(work.execution.id, work.execution.request, outcome, Life(), timing, egress_denied=denied)
 
     def _died(self, execution: Execution, sent: Sent) -> Answer:
         """Return the answer of one that an earlier service has sent to a sandbox that is gone."""
@@ -349,6 +350,7 @@ class Runner:
                 work, live, config, stop=self._manager.stop, tasks=self._tasks, clock=self._clock, request=request
             )
 
+        work.sandbox = live.row.id
         return await preparing.prepare(work, live, self._config, self._store_files, run)
 
     async def _adopted(self, sent: Sent) -> bool:
