@@ -431,7 +431,7 @@ async def test_a_start_that_fails_says_so_and_the_next_one_works(
 
 
 async def test_a_sandbox_that_says_no_hello_fails_within_the_deadline(make_house: MakeHouse) -> None:
-    house = await make_house(start_timeout_s=0.2)
+    house = await make_house(start_timeout_s=1.0)
 
     async def silent(peer: Peer) -> None:
         await asyncio.Event().wait()
