@@ -83,7 +83,10 @@ def execute(client, code, **options):
 def test_value_streams_and_errors(client):
     reply, messages = execute(client, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n5")
     assert reply["status"] == "ok"
-    streams = {content["name"]: content["text"] for kind, content in messages if kind == "stream"}
+    streams = {"stdout": "", "stderr": ""}
+    for kind, content in messages:
+        if kind == "stream":
+            streams[content["name"]] += content["text"]
     assert streams == {"stdout": "out\n", "stderr": "err\n"}
     assert messages[-1][1]["data"] == {"text/plain": "5"}
     reply, messages = execute(client, "1/0")
