@@ -50,7 +50,7 @@ class Cellbox:
                 stdout=output,
                 stderr=output,
             )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             with suppress(httpx.TransportError):
                 if self.client.get("/healthz").status_code == 200:
