@@ -2,7 +2,7 @@
 
 Promises: a sandbox's socket is there before its programs run, where the proxy works; a changed policy file is in force within a
 second, for sandboxes that run too; a file that is wrong changes nothing and is named in the log. Each refusal is one line of the
-log, is counted, and is on record before the sandbox hears of it.
+egress process's log; here it is counted, and on record before the sandbox hears of it.
 Leaves to control.py: the conversation; to policies.py: what holds for whom.
 """
 
@@ -195,19 +195,7 @@ class Ways:
 
     def _denied(self, denied: Denied) -> None:
         sandbox = SandboxId(denied.sandbox)
-        key, _ = self._keys.get(sandbox, (None, None))
         self._metrics.egress_denied(denied.reason)
-        log.info(
-            "egress denied",
-            extra={
-                "scope": None if key is None else key.scope,
-                "session": None if key is None else key.session,
-                "sandbox": sandbox,
-                "host": denied.host,
-                "port": denied.port,
-                "reason": denied.reason,
-            },
-        )
         self._denying(sandbox, denied.host, denied.port, denied.reason)
 
     def _counted(self, counted: Counted) -> None:

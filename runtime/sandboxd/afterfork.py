@@ -102,9 +102,16 @@ def settle(env: dict[str, str], argv: list[str]) -> None:
     sys.orig_argv = ["python", *argv]
     _open_streams()
     paths.restore()
+    _use_proxies()
     random.seed()
     logging._startTime = time.time()  # type: ignore[attr-defined]  # private to CPython
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # private to CPython
+
+
+def _use_proxies() -> None:
+    """Do what the start of an interpreter does for them."""
+    if use_proxies := getattr(sys.modules.get("sitecustomize"), "use_proxies", None):
+        use_proxies()
 
 
 def set_environment(env: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ if (major < 24 && !(major === 22 && minor >= 21) && (proxy('HTTPS_PROXY') || pro
   const secured = (socket, options, host) => {
     const tls = builtin('node:tls');
     const servername = options.servername || (builtin('node:net').isIP(host) ? '' : host);
-    return tls.connect({ ...options, host: undefined, port: undefined, path: undefined, servername, socket, ALPNProtocols: ['http/1.1'] });
+    return tls.connect({ ...options, host, path: undefined, servername, socket, ALPNProtocols: ['http/1.1'] });
   };
 
   const tunnel = (options, host, port, through, done) => {
