@@ -8,6 +8,7 @@ Leaves to http/accept.py, shortage.py: what is told where the host takes descrip
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ OPEN_FILES = 65_536
 
 _AT_START = 8
 """Open before anything of ours is; more was inherited, and is somebody else's."""
+
+_OF_DARWIN = 10_240
+"""What it lets a process have, though it says that there is no limit."""
 
 _ENGINE_CALLS = 48
 """At once, see backends/docker/engine.py."""
@@ -120,11 +124,12 @@ def allow(wanted: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(wanted, OPEN_FILES)
     most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    except (ValueError, OSError):
-        most = soft
-    return most - max(0, _open_now() - _AT_START)
+    for limit in (most, _OF_DARWIN):
+        if limit > soft:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                soft = limit
+    return soft - max(0, _open_now() - _AT_START)
 
 
 def _open_now() -> int:
