@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import signal
 import time
@@ -169,6 +171,48 @@ def test_the_next_service_removes_what_it_does_not_know(serve: Callable[..., Cel
     service.start()
     service.wait_for(lambda: containers(service, scope) == [], within_s=20)
     assert service.cell("'x' in globals()", scope=scope, session="s")["state"] == "new"
+
+
+@pytest.mark.alone
+def test_a_container_that_is_stopped_costs_neither_the_start_nor_the_others(
+    serve: Callable[..., Cellbox], scope: str
+) -> None:
+    """It answers nobody; the engine knows it as one that runs."""
+    service, other = serve(), f"{scope}n"
+    service.cell("x = 1", scope=scope, session="s")
+    service.cell("y = 2", scope=other, session="s")
+    service.end(signal.SIGKILL)
+    for pid in service.processes(scope):
+        os.kill(pid, signal.SIGSTOP)
+    service.start()
+    assert service.cell("print(y)", scope=other, session="s")["state"] == "kept"
+    service.end(signal.SIGINT)
+    assert containers(service, scope) == []
+
+
+def test_a_directory_that_is_taken_out_of_a_sandbox_leads_nowhere(cellbox: Cellbox, scope: str) -> None:
+    """Code inside holds it open while it is moved to where it is emptied, which is no place of the sandbox."""
+    made = "import os\nos.makedirs('a/b')\nfor n in range(200): open(f'a/b/{n}', 'w').close()\nheld = os.open('a/b', 0)"
+    cellbox.cell(made, scope=scope, session="s")
+    watch = """
+import os, time
+seen, gone, until = set(), False, time.monotonic() + 20
+while not gone and time.monotonic() < until:
+    for number in range(1, 8):
+        try: directory = os.open("/".join([".."] * number), os.O_RDONLY, dir_fd=held)
+        except FileNotFoundError: gone = True
+        else:
+            seen.add(os.readlink(f"/proc/self/fd/{directory}"))
+            os.close(directory)
+print(gone, sorted(seen))
+"""
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(cellbox.cell, watch, scope=scope, session="s", timeout=30)
+        response = cellbox.client.delete(f"/v1/files/{scope}/a", params={"session": "s"})
+        assert response.status_code == 200, response.text
+        gone, _, seen = watching.result()["stdout"].partition(" ")
+    assert gone == "True"
+    assert set(ast.literal_eval(seen)) <= {"/", "/opt", "/opt/workspace", "/opt/workspace/a"}
 
 
 def test_sockets_lie_where_they_are_told_to_and_are_found_again(
