@@ -11,7 +11,8 @@ import socket
 import stat
 from pathlib import Path
 
-_BACKLOG = 128
+_BACKLOG = 1024
+"""Who connects to a socket whose backlog is full is refused at once, and many programs connect in bursts."""
 _BESIDE = ".new"
 
 

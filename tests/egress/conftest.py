@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ class Names:
     def __init__(self) -> None:
         self.known: dict[str, list[list[bytes]]] = {}
         self.asked: list[str] = []
+        self.was_asked = asyncio.Event()
         self.wait: asyncio.Event | None = None
 
     def set(self, name: str, *answers: list[bytes]) -> None:
@@ -36,6 +38,7 @@ class Names:
 
     async def resolve(self, host: Host) -> list[bytes]:
         self.asked.append(host.text)
+        self.was_asked.set()
         if self.wait is not None:
             await self.wait.wait()
         answers = self.known.get(host.text)
@@ -53,13 +56,22 @@ class Origin:
     bodies: list[bytes] = field(default_factory=list)
     connections: int = 0
     answers: list[bytes] = field(default_factory=lambda: [OK])
+    serving: set[asyncio.Task[None] | None] = field(default_factory=set)
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.serving.add(asyncio.current_task())
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await (self.serve or self._answer)(reader, writer)
         writer.close()
+        with contextlib.suppress(OSError, ssl.SSLError):
+            await writer.wait_closed()
+
+    async def ended(self) -> None:
+        """Wait until all connections have ended."""
+        if self.serving:
+            await asyncio.wait(self.serving, timeout=LIMIT_S)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -149,4 +161,5 @@ async def origin(egress: Egress) -> AsyncIterator[Origin]:
     yield made
     server.close()
     await egress.sandboxes.aclose()
+    await made.ended()
     await server.wait_closed()

@@ -47,6 +47,7 @@ async def tls(egress: Egress, ca: trustme.CA) -> AsyncIterator[TlsOrigin]:
     yield made
     server.close()
     await egress.sandboxes.aclose()
+    await made.ended()
     await server.wait_closed()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import socket
 from pathlib import Path
@@ -23,6 +24,18 @@ class Kept:
         self.writer.write(raw)
         async with asyncio.timeout(LIMIT_S):
             return await self.reader.readuntil(until)
+
+    async def end(self) -> None:
+        """Read until the proxy closes."""
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(LIMIT_S):
+                while await self.reader.read(100_000):
+                    pass
+
+    async def aclose(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
 
 
 def get(origin: Origin, path: str = "/", *fields: str, method: str = "GET", version: str = "1.1") -> bytes:
@@ -209,7 +222,7 @@ async def test_requests_in_turn_keep_both_connections_and_are_judged_anew(egress
     assert origin.connections == 1
     client.writer.write(b"GET http://other.example/ HTTP/1.1\r\n\r\n")
     assert (await client.reader.read()).startswith(b"HTTP/1.1 403")
-    client.writer.close()
+    await client.aclose()
 
 
 async def test_another_host_on_the_same_connection_has_its_own_way(egress: Egress, origin: Origin) -> None:
@@ -220,7 +233,7 @@ async def test_another_host_on_the_same_connection_has_its_own_way(egress: Egres
     await client.ask(get(origin).replace(b"origin.example", b"second.example"))
     assert [head.split(b"\r\n")[1].split(b":")[1] for head in origin.heads] == [b" origin.example", b" second.example"]
     assert origin.connections == 2
-    client.writer.close()
+    await client.aclose()
 
 
 async def test_a_kept_origin_that_has_closed_is_connected_to_again(egress: Egress, origin: Origin) -> None:
@@ -241,7 +254,7 @@ async def test_a_kept_origin_that_has_closed_is_connected_to_again(egress: Egres
         await closed.wait()
         closed.clear()
     assert origin.connections == 3
-    client.writer.close()
+    await client.aclose()
 
 
 async def test_an_origin_that_closes_without_an_answer_is_a_502(egress: Egress, origin: Origin) -> None:
@@ -290,7 +303,7 @@ async def test_100_continue_is_passed_on_and_the_body_after_it(egress: Egress, o
     assert (await client.ask(b"hello")).startswith(b"HTTP/1.1 200")
     assert origin.bodies == [b"hello"]
     assert b"Expect: 100-continue" in origin.heads[0]
-    client.writer.close()
+    await client.aclose()
 
 
 async def test_an_origin_that_answers_before_the_body_is_heard(egress: Egress, origin: Origin) -> None:
@@ -325,7 +338,7 @@ async def test_head_and_answers_without_a_body(egress: Egress, origin: Origin) -
     assert b"304" in await client.ask(get(origin), b"\r\n\r\n")
     assert (await client.ask(get(origin))).startswith(b"HTTP/1.1 200")
     assert origin.connections == 1
-    client.writer.close()
+    await client.aclose()
 
 
 async def test_an_answer_without_a_length_ends_with_its_connection(egress: Egress, origin: Origin) -> None:
@@ -372,6 +385,7 @@ async def test_an_ipv6_literal_in_a_url(egress: Egress, origin: Origin) -> None:
     assert answer.endswith(b"ok")
     assert origin.heads == [b"GET /x HTTP/1.1\r\nHost: [::1]:%d\r\n\r\n" % port]
     server.close()
+    await origin.ended()
     await server.wait_closed()
 
 
