@@ -168,7 +168,8 @@ services:
       DOCKER_HOST: unix:///var/run/docker.sock
       SANDBOX_LISTEN: ":8090"
       SANDBOX_RUNTIME_BACKEND: docker
-      SANDBOX_NETWORK: ${SANDBOX_NETWORK:-none}
+      SANDBOX_NETWORK: ${SANDBOX_NETWORK:-proxy}
+      SANDBOX_EGRESS_CONTROL: ${SANDBOX_LINK_DIR:-/run/cellbox}/.egress.sock
       SANDBOX_DATA_ROOT: ${SANDBOX_DATA_ROOT:-/opt/cellbox/data}
       SANDBOX_LINK_DIR: ${SANDBOX_LINK_DIR:-/run/cellbox}
     ports:
@@ -192,11 +193,28 @@ services:
     cap_add: [CHOWN, DAC_OVERRIDE, FOWNER]
     security_opt:
       - no-new-privileges:true
-    logging:
+    logging: &logging
       driver: json-file
       options:
         max-size: 10m
         max-file: "5"
+
+  # The only way out of sandboxes, which have no network: it reaches what SANDBOX_EGRESS_ALLOWLIST names, and the service tells it
+  # what that is. It has neither the engine's socket nor the data nor the keys.
+  egress:
+    image: cellbox-server:latest
+    restart: unless-stopped
+    entrypoint: [python, -I, -m, egress, --control, "${SANDBOX_LINK_DIR:-/run/cellbox}/.egress.sock"]
+    command: []
+    volumes:
+      - ${SANDBOX_LINK_DIR:-/run/cellbox}:${SANDBOX_LINK_DIR:-/run/cellbox}
+    healthcheck:
+      disable: true
+    read_only: true
+    cap_drop: [ALL]
+    security_opt:
+      - no-new-privileges:true
+    logging: *logging
 CELLBOX_END
 }
 

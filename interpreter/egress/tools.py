@@ -32,13 +32,20 @@ def said(*command):
         return ""
 
 pip = re.findall(r"default (https?://[^\s)]+)", " ".join(said("pip", "help", "install").split()))
+try:
+    from pip._internal.models.index import PyPI
+    files = ["https://" + PyPI.file_storage_domain]
+except (ImportError, AttributeError, TypeError):
+    files = []
 npm = said("npm", "config", "get", "registry").split()
-print(json.dumps({"pip": pip[:1], "npm": npm[:1]}))
+print(json.dumps({"pip": pip[:1], "files": files, "npm": npm[:1]}))
 """
-"""For a Python inside: it prints the addresses that pip and npm use when nothing else is said."""
+"""For a Python inside: it prints the addresses that pip and npm use when nothing else is said. Some versions of pip know where
+the default index keeps its files, which helps where its pages cannot be had from here."""
 
 _PAGE_S = 8.0
 _PAGE_BYTES = 2 * 2**20
+_MOST_HOSTS = 50
 _FILE = ".egress-hosts"
 _LINK = re.compile(rb"""href=["'](https?://[^"'\s>]+)""")
 _TARBALL = re.compile(rb""""tarball"\s*:\s*"(https?://[^"\s]+)""")
@@ -47,11 +54,11 @@ Hosts = dict[str, tuple[str, ...]]
 
 
 def asked(answer: str) -> dict[str, str]:
-    """Return the address of the index for ``pip`` and ``npm``, as far as ``answer`` to ``QUESTION`` tells."""
+    """Return the addresses that ``answer`` to ``QUESTION`` tells: of the index for ``pip``, of its ``files``, for ``npm``."""
     try:
         said = json.loads(answer)
-        found = {name: next(iter(said[name]), "") for name in ("pip", "npm")}
-    except (ValueError, TypeError, KeyError):
+        found = {name: next(iter(said.get(name, ())), "") for name in ("pip", "files", "npm")}
+    except (ValueError, TypeError, AttributeError):
         return {}
     return {name: url for name, url in found.items() if isinstance(url, str) and host_of(url)}
 
@@ -64,7 +71,12 @@ def hosts(defaults: Mapping[str, str], *, pip_index_url: str = "", npm_registry:
     pip = [url for url in (pip_index_url, defaults.get("pip", "")) if url]
     npm = [url for url in (npm_registry, defaults.get("npm", "")) if url]
     return {
-        "@pypi": _unique(host for url in pip for host in (host_of(url), *_linked(f"{url.rstrip('/')}/pip/", _LINK))),
+        "@pypi": _unique(
+            [
+                *(host for url in pip for host in (host_of(url), *_linked(f"{url.rstrip('/')}/pip/", _LINK))),
+                host_of(defaults.get("files", "")),
+            ]
+        ),
         "@npm": _unique(
             host for url in npm for host in (host_of(url), *_linked(f"{url.rstrip('/')}/npm/latest", _TARBALL))
         ),
@@ -111,7 +123,7 @@ def _linked(url: str, pattern: re.Pattern[bytes]) -> Iterable[str]:
         )
         return ()
     links = {host_of(urljoin(url, link.decode("ascii", "replace"))) for link in pattern.findall(text)}
-    return sorted(link for link in links if link)
+    return sorted(link for link in links if link)[:_MOST_HOSTS]
 
 
 def _unique(found: Iterable[str]) -> tuple[str, ...]:

@@ -23,8 +23,8 @@ def validated(schema: str, *files: Path) -> None:
     assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "ok"), done.stdout + done.stderr
 
 
-def service() -> dict[str, Any]:
-    found: dict[str, Any] = YAML(typ="safe").load(COMPOSE.read_text())["services"]["sandbox-server"]
+def service(name: str = "sandbox-server") -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe").load(COMPOSE.read_text())["services"][name]
     return found
 
 
@@ -63,6 +63,22 @@ def test_the_service_has_of_root_what_it_needs() -> None:
     assert found["security_opt"] == ["no-new-privileges:true"]
     assert found["read_only"] is True
     assert "privileged" not in found
+
+
+def test_the_way_out_has_the_sockets_and_nothing_else() -> None:
+    found, place = service("egress"), "${SANDBOX_LINK_DIR:-/run/cellbox}"
+    assert found["volumes"] == [f"{place}:{place}"]
+    assert found["cap_drop"] == ["ALL"]
+    assert found["read_only"] is True
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert not {"cap_add", "privileged", "env_file", "environment", "ports", "network_mode"} & found.keys()
+
+
+def test_the_service_finds_the_way_out_where_it_listens() -> None:
+    environment = service()["environment"]
+    assert environment["SANDBOX_NETWORK"] == "${SANDBOX_NETWORK:-proxy}"
+    assert environment["SANDBOX_EGRESS_CONTROL"] == service("egress")["entrypoint"][-1]
+    assert service("egress")["image"] == service()["image"]
 
 
 def test_it_comes_back_by_itself_and_has_time_to_end_what_runs() -> None:

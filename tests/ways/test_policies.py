@@ -34,7 +34,7 @@ def test_what_is_no_entry(wrong):
 
 @pytest.mark.parametrize(
     "right",
-    ["*", "data.example", "DATA.example.", "*.data.example", "a.example:8443", "*.example:1", "*:443", "192.0.2.7", "[2001:db8::1]:443"],
+    ["*", "data.example", "DATA.example.", "*.data.example", "a.example:8443", "*.example:1", "*:443", "192.0.2.7", "[::1]:443"],
 )  # fmt: skip
 def test_what_is_one(right):
     assert entries.wrong([right, "@pypi", "@npm"]) == []

@@ -54,6 +54,11 @@ def test_indexes_that_are_set_are_added_to_those_of_the_tools(index):
     assert found["@npm"] == ("127.0.0.1:1",)
 
 
+def test_where_no_page_can_be_had_the_tool_may_know_where_the_files_are():
+    found = tools.hosts({"pip": "http://127.0.0.1:1/simple", "files": "https://files.example", "npm": ""})
+    assert found == {"@pypi": ("127.0.0.1:1", "files.example"), "@npm": ()}
+
+
 @pytest.mark.parametrize(
     "answer", ["", "x", "[]", '{"pip": 3}', '{"pip": [], "npm": [7]}', '{"pip": ["file:///etc"], "npm": []}']
 )
