@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from typing import TypeVar
 from interpreter import shortage
 from interpreter.errors import RuntimeUnavailable, ShuttingDown, StorageFailed
 from interpreter.files import together
+from interpreter.files.disposing import Disposals
 from interpreter.files.errors import NoSuchFile, TooManyArchives, TooManyUploads
 from interpreter.files.incoming import Incoming
 from interpreter.files.names import parts_of_text
@@ -27,17 +27,11 @@ from interpreter.files.tree import Parts, Tree
 from interpreter.keys import Key
 from interpreter.scopes.root import DataRoot
 
-log = logging.getLogger(__name__)
-
 THREADS = 8
 MAX_UPLOADS = 24
 """At once: each has two blocks in memory."""
 MAX_ARCHIVES = 24
 """At once: each has a few descriptors for as long as its reader takes."""
-MAX_DISPOSALS = 64
-"""Deletes whose data is still being removed; who deletes more waits for his."""
-DISPOSAL_S, DISPOSAL_ROUNDS = 5.0, 60
-"""A closing service waits for one round. What is left after all of them goes with the next start."""
 
 _T = TypeVar("_T")
 
@@ -58,8 +52,8 @@ class Files:
         self._data = data
         self._warm = warm
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
-        self._disposing = ThreadPoolExecutor(1, thread_name_prefix="disposing")
-        self._uploads = self._archives = self._disposals = 0
+        self.disposals = Disposals(self._tree)
+        self._uploads = self._archives = 0
         self._closed = False
 
     async def run(self, work: Callable[[], _T]) -> _T:
@@ -140,26 +134,13 @@ class Files:
             with contextlib.closing(self._tree(key)) as tree:
                 return tree.take_away(parts)
 
-        def dispose() -> None:
-            # Opened when it is its turn: those that wait hold no descriptor. What was purged meanwhile is gone with the rest.
-            scope = Key(key.scope, None)  # the session may have gone too
-            with contextlib.suppress(FileNotFoundError, NoSuchFile), contextlib.closing(self._tree(scope)) as tree:
-                for _ in range(DISPOSAL_ROUNDS):
-                    if self._closed or tree.dispose(holder, within_s=DISPOSAL_S):
-                        return
-
-        holder = await self._begin(taken)
-        self._disposals += 1
-        disposal = asyncio.wrap_future(self._disposing.submit(dispose))
-        disposal.add_done_callback(self._disposed)
-        if self._disposals > MAX_DISPOSALS:
-            await asyncio.wait([disposal])
+        await self.disposals.add(key.scope, await self._begin(taken))
 
     async def aclose(self) -> None:
         """Wait for what is done in threads. Nothing can be asked for afterwards. May be called twice."""
         self._closed = True
         await asyncio.to_thread(self._threads.shutdown)
-        await asyncio.to_thread(self._disposing.shutdown)
+        await self.disposals.aclose()
 
     def _incoming(self, key: Key, limit: int) -> Incoming:
         with contextlib.ExitStack() as stack:
@@ -198,11 +179,6 @@ class Files:
             return Tree(*self._data.open_directories(key))
         except FileNotFoundError as error:
             raise NoSuchFile("There is no such scope, or session in it, that has files.") from error
-
-    def _disposed(self, disposal: asyncio.Future[None]) -> None:
-        self._disposals -= 1
-        if not disposal.cancelled() and (error := disposal.exception()) is not None:
-            log.error("what was deleted could not be removed; the next start does", exc_info=error)
 
 
 def _told(work: Callable[[], _T]) -> _T:

@@ -515,7 +515,7 @@ async def test_so_many_archives_at_once_and_one_more_is_told_to_wait(monkeypatch
 async def test_deletes_that_wait_for_their_turn_hold_no_descriptor(served: Served):
     await put(served, "first?session=s")
     goes_on = threading.Event()
-    served.service.files._disposing.submit(goes_on.wait, 20)
+    served.service.files.disposals._thread.submit(goes_on.wait, 20)
     for number in range(20):
         await put(served, f"d{number}/f?session=s")
     before = descriptors()
