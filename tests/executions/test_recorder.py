@@ -219,3 +219,19 @@ async def test_others_have_their_turns_while_many_answers_are_purged(desk: Desk)
     purge = asyncio.get_running_loop().create_task(desk.recorder.forget("u1"), name="purge")
     await look()
     assert left >= {2 * SOME, SOME, 0}
+
+
+async def test_files_of_what_waits_are_kept_for_the_next_service_up_to_a_size_and_until_it_has_ended(desk: Desk) -> None:
+    for name, size in (("small", 10), ("large", recording.WHOLE_BYTES)):
+        request = ExecRequest("u1", "python", "x", 1.0, execution_id=name, files={"é": b"\xff" * size})
+        execution = Execution(name, request, named=True)
+        desk.recorder.taken(execution)
+    kept = {one.id: (one.request.files, record.whole) for one, record in desk.recorder.unfinished()}
+    assert kept == {"small": ({"é": b"\xff" * 10}, True), "large": ({}, False)}
+    desk.end(execution)
+    await desk.recorder.aclose()
+    found = desk.recorder.find("large", "u1")
+    assert found is not None
+    assert found.request.files == {}
+    execution.shed()
+    assert execution.request.files == {}
