@@ -60,6 +60,15 @@ def test_exec_shows_output_and_value_and_remembers(run: Run) -> None:
     assert run("exec", "-s", "ada/other", "-c", "x").returncode == 1
 
 
+def test_exec_puts_files_of_this_machine_beside_the_code(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "n.bin").write_bytes(b"\xff")
+    done = run("exec", "--file", "n.bin", "--file", "n.bin=in/too.bin", "-c", "open('n.bin', 'rb').read()")
+    assert (done.stdout, done.returncode) == ("b'\\xff'\n", 0)
+    assert run("exec", "--language", "bash", "-c", "ls in").stdout == "too.bin\n"
+    absent = run("exec", "--file", "absent", "-c", "1")
+    assert (absent.returncode, "absent cannot be read" in absent.stderr) == (125, True), absent.stderr
+
+
 def test_exec_ends_with_the_exit_code_of_the_code(run: Run, tmp_path: Path) -> None:
     assert run("exec", "--language", "bash", "-c", "exit 7").returncode == 7
     assert run("exec", "-c", "1/0").stderr.endswith("ZeroDivisionError: division by zero\n")
