@@ -86,6 +86,13 @@ class Policies:
         rules = self.rules(key)
         return Policy(self._hosts(rules.allow or ()), self._hosts(rules.deny), rules.ports or (), self.private_cidrs)
 
+    def names_tools(self) -> bool:
+        """Whether any level speaks of the hosts of pip or npm."""
+        levels = [self.settings, self.file.default]
+        for scope, sessions in self.file.scopes.values():
+            levels += [scope, *sessions.values()]
+        return any(word in entries.TOOLS for level in levels for word in (*(level.allow or ()), *level.deny))
+
     def shown(self, scope: str) -> dict[str, Any]:
         """Return the entry of a scope in listings: what holds for it, and for those of its sessions that have their own."""
         _, sessions = self.file.scopes.get(scope, (None, {}))

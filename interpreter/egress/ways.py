@@ -83,6 +83,7 @@ class Ways:
         self._keys: dict[SandboxId, tuple[Key | None, Path]] = {}
         self._policies = Policies(Rules(self._config.allowlist, (), self._config.ports), self._config.private_cidrs)
         self._seen: tuple[int, int, int] | None = None
+        self._learnable = False
         self.proxy = Beside() if self._config.control is None else Elsewhere(self._config.control)
         self._control = Control(self.proxy, self._config.own, on_denied=self._denied, on_counted=self._counted)
 
@@ -105,10 +106,9 @@ class Ways:
 
     async def learn(self) -> None:
         """Begin to ask what ``@pypi`` and ``@npm`` stand for, and return at once where that is remembered."""
-        if self.network == "none" or not self._uses_tools():
-            return
-        asking = self._tasks.start(self._learn(), name="egress hosts of pip and npm")
-        if not self._policies.tools:
+        self._learnable = True
+        asking = self._begin_to_learn()
+        if asking is not None and not self._policies.tools:
             await asyncio.wait([asking], timeout=ASK_S)
 
     async def aclose(self) -> None:
@@ -169,10 +169,15 @@ class Ways:
                 )
             else:
                 self._changed(self._policies.with_file(content))
+                self._begin_to_learn()
                 log.info("egress: the policy file was read", extra={"scopes": len(content.scopes)})
 
-    def _uses_tools(self) -> bool:
-        return self._config.policy_file is not None or any(word.startswith("@") for word in self._config.allowlist)
+    def _begin_to_learn(self) -> asyncio.Task[None] | None:
+        """Ask the tools, once, as soon as any policy speaks of them."""
+        if not self._learnable or self.network == "none" or not self._policies.names_tools():
+            return None
+        self._learnable = False
+        return self._tasks.start(self._learn(), name="egress hosts of pip and npm")
 
     async def _learn(self) -> None:
         pause_s = ASK_AGAIN_S / 20

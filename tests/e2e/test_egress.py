@@ -88,6 +88,7 @@ def test_npm_installs_in_the_workspace(service, scope):
     assert told["stdout"] == "true\n"
 
 
+@pytest.mark.long_on_docker
 def test_sessions_of_aiohttp_and_httpx_need_no_flag(service, origin, scope):
     done = service.exec("pip install -q aiohttp httpx 2>&1", language="bash", scope=scope, timeout=100)
     assert done["exit_code"] == 0, done
@@ -185,12 +186,11 @@ def test_a_proxy_that_is_killed_is_back_within_two_seconds(service, origin, scop
     assert get(service, origin, scope, env)["exit_code"] == 0
     before = egress_of(service)
     os.kill(before, signal.SIGKILL)
-    began = time.monotonic()
     soon(lambda: get(service, origin, scope, env)["exit_code"] == 0, within_s=2)
-    assert time.monotonic() - began < 2
     assert egress_of(service) not in (before, None)
 
 
+@pytest.mark.long_on_docker
 @pytest.mark.alone
 def test_a_changed_policy_holds_within_a_second(serve, origin, scope, tmp_path):
     file = tmp_path / "policies.yaml"
@@ -216,6 +216,7 @@ def test_a_changed_policy_holds_within_a_second(serve, origin, scope, tmp_path):
     assert get(cellbox, origin, scope, env)["exit_code"] == 0
 
 
+@pytest.mark.long_on_docker
 def test_an_allowed_connection_goes_on_while_policies_change(serve, origin, scope, tmp_path):
     file = tmp_path / "policies.yaml"
     file.write_text("")
@@ -248,6 +249,7 @@ link.auto_open = False
 """
 
 
+@pytest.mark.long_on_docker
 def test_a_killed_service_leaves_the_way_out_to_the_next_one(serve, origin, scope):
     cellbox = serve(network="proxy", egress_allowlist=origin.host, egress_private_cidrs=RANGES)
     env = trusting(cellbox, origin, scope)
@@ -269,6 +271,7 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
+@pytest.mark.long_on_docker
 def test_a_spare_has_the_policy_of_the_session_that_gets_it(serve, origin, tmp_path):
     file = tmp_path / "policies.yaml"
     file.write_text("scopes: {ada: {sessions: {closed: {allow: []}}}}")
@@ -285,6 +288,7 @@ def test_a_spare_has_the_policy_of_the_session_that_gets_it(serve, origin, tmp_p
         assert get(cellbox, origin, "ada", env, session=session)["exit_code"] == exit_code
 
 
+@pytest.mark.long_on_docker
 def test_without_the_proxy_sandboxes_work_and_their_programs_are_told(serve, origin, scope, tmp_path):
     cellbox = serve(network="proxy", egress_allowlist=origin.host, egress_control=str(tmp_path / "nobody"))
     answer = cellbox.exec("curl -sS -D- https://data.example/ 2>&1; true", language="bash", scope=scope)
@@ -293,6 +297,7 @@ def test_without_the_proxy_sandboxes_work_and_their_programs_are_told(serve, ori
     assert "the proxy is gone" in cellbox.log
 
 
+@pytest.mark.long_on_docker
 def test_a_proxy_that_runs_elsewhere_serves_one_service_after_the_other(serve, origin, scope, tmp_path):
     control = tmp_path / "control"
     proxy = subprocess.Popen([sys.executable, "-m", "egress", "--control", str(control)])

@@ -107,6 +107,18 @@ def test_a_file_that_is_wrong_anywhere_is_refused_with_a_sentence(text, said):
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("default: {allow: [a.example]}", False),
+        ("scopes: {ada: {sessions: {chat: {allow: ['@npm']}}}}", True),
+        ("default: {deny: ['@pypi']}", True),
+    ],
+)
+def test_the_tools_are_asked_only_where_a_policy_speaks_of_them(text, named):
+    assert Policies(Rules(("a.example",)), file=parse(text)).names_tools() is named
+
+
 def test_what_the_tools_use_is_told_as_hosts_and_shown_as_written():
     text = "scopes: {ada: {allow: ['@npm'], deny: ['@pypi'], sessions: {chat: {ports: [8443]}}}}"
     assert policies(text).policy(Key("ada", None)).deny == ("index.example", "files.example")
