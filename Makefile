@@ -9,6 +9,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Where nothing compiled may be kept, each of some hundred processes of a test run compiles everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 checksum = $(shell { cat $(1); $(PYTHON) -VV || true; } 2>&1 | cksum | tr -c '0-9\n' -)
 SERVICE := .venv/.service-$(call checksum,pyproject.toml)
