@@ -179,3 +179,12 @@ def test_more_entries_than_are_looked_at_are_said(cellbox: Cellbox, scope: str) 
     )
     assert answer["files_incomplete"] == "too_many_entries"
     assert told(answer) == [("here", "created", 0)]
+
+
+def test_where_the_sandbox_ends_with_the_execution_nothing_is_known_and_that_is_said(
+    cellbox: Cellbox, scope: str
+) -> None:
+    answer = cellbox.cell("import os; open('f', 'w').close(); os.kill(-1, 9)", scope=scope)
+    assert (answer["status"], answer["files"], answer["files_incomplete"]) == ("died", [], "not_known")
+    answer = cellbox.cell("import os; os.remove('f')", scope=scope)
+    assert told(answer) == [("f", "deleted", None)]
