@@ -1,7 +1,8 @@
 """``cellbox doctor``: what a service with these settings would meet on this machine, and what to type where that is wrong.
 
 Promises: changes nothing, starts no sandbox, needs no service and no engine; every line that is not ok says what to do.
-Leaves to doctor_engine.py and doctor_host.py: looking; to the start of the service: proving it with a real sandbox.
+Leaves to doctor_engine.py, doctor_egress.py and doctor_host.py: looking; to the start of the service: proving it with a real
+sandbox.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from interpreter import app, settings
-from interpreter.cli import FAILED, OK, WRONG, doctor_engine, doctor_host
+from interpreter.cli import FAILED, OK, WRONG, doctor_egress, doctor_engine, doctor_host
 from interpreter.cli.findings import Finding, error, ok, warning
 from interpreter.settings import Settings
 
@@ -49,6 +50,7 @@ def examine(found: Settings) -> Iterator[Finding]:
     for sentence in settings.warnings(found):
         yield warning("settings", sentence, "`cellbox config` shows what each variable does")
     yield from doctor_engine.examine(found, engine, needed=backend == "docker")
+    yield from doctor_egress.examine(found)
     yield from doctor_host.examine(found, backend, doctor_engine.directory(engine))
 
 

@@ -99,7 +99,7 @@ class Ways:
         file = self._config.policy_file
         if file is not None:
             self._seen = _about(file)
-            self._policies = self._policies.with_file(_read(file))
+            self._policies = self._policies.with_file(read_policies(file))
             self._tasks.start(self._watch(file), name="egress policy file")
         self._policies = self._policies.with_tools(tools.remembered(self._root))
         self._control.start()
@@ -161,7 +161,7 @@ class Ways:
                 continue
             self._seen = about
             try:
-                content = await asyncio.to_thread(_read, file)
+                content = await asyncio.to_thread(read_policies, file)
             except PolicyError as error:
                 log.error(
                     "egress: the policy file is not followed, and what it said before holds",
@@ -223,7 +223,7 @@ def _about(file: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(file: Path) -> File:
+def read_policies(file: Path) -> File:
     """Read the policy file. Raises PolicyError."""
     try:
         with file.open("rb") as content:
