@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import browser
 from tests.e2e.conftest import CONFINED, KEY, Cellbox
 
 RUNTIMES = CONFINED
@@ -349,3 +350,45 @@ class _Half:
         data: bytes = self._file.read(min(size, self._left))
         self._left -= len(data)
         return data
+
+
+# --- a browser ------------------------------------------------------------------------------------------------------
+
+PAGE = """
+<video id="v" muted></video><script>
+const told = text => fetch('/told', {method: 'POST', body: text}), worker = navigator.serviceWorker
+worker.register('/key.js')
+worker.ready.then(async () => {
+  if (!worker.controller) await new Promise(done => worker.oncontrollerchange = done)
+  v.onloadedmetadata = () => v.currentTime = 100
+  v.onseeked = () => told(`at ${v.currentTime} of ${Math.round(v.duration)}`)
+  v.onerror = () => told(`error ${v.error.code} ${v.error.message}`)
+  v.src = 'VIDEO'
+})
+</script>
+"""
+KEY_WORKER = """
+self.onactivate = event => event.waitUntil(clients.claim())
+self.onfetch = event => {
+  if (!event.request.url.startsWith('VIDEO')) return
+  const headers = {'X-API-Key': 'KEY'}, range = event.request.headers.get('range')
+  if (range) headers.Range = range
+  event.respondWith(fetch(event.request.url, {headers}))
+}
+"""
+
+
+@browser.needed
+def test_a_browser_seeks_in_a_video_behind_a_page_that_adds_the_key(serve, scope: str, tmp_path: Path) -> None:
+    with browser.page({}) as page:
+        service = serve(allowed_origins=page.url)
+        if service.exec("command -v ffmpeg", language="bash", scope=scope)["exit_code"]:
+            pytest.skip("needs ffmpeg in the sandbox: it is in the image")
+        source = "-f lavfi -i testsrc2=size=640x360:rate=25 -t 120 -g 50 -pix_fmt yuv420p"
+        bash(service, scope, f"{FFMPEG} {source} -preset ultrafast -crf 12 clip.mp4", timeout=120)
+        video = service.url + url(scope, "clip.mp4")
+        page.files["/"] = PAGE.replace("VIDEO", video)
+        page.files["/key.js"] = KEY_WORKER.replace("VIDEO", video).replace("KEY", KEY)
+        assert page.opened(tmp_path / "profile", within_s=90) == "at 100 of 120"
+        statuses = [line for line in service.log.splitlines() if "/v1/files" in line and "status=206" in line]
+        assert len(statuses) > 1
