@@ -75,6 +75,7 @@ def service_config(settings: Settings) -> ServiceConfig:
         uid=settings.uid,
         gid=settings.gid,
         uid_base=settings.uid_base,
+        quota_mib=settings.scope_quota_mb,
         idle_ttl_s=settings.idle_ttl,
         max_sessions=settings.max_sessions,
         max_concurrent=settings.max_concurrent,

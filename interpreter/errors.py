@@ -211,6 +211,12 @@ class StorageFailed(ServiceError):
     retryable = True
 
 
+class QuotaExceeded(ServiceError):
+    """The quota of the scope is full, in bytes or in files; nothing was stored, and what was there is."""
+
+    code = "quota_exceeded"
+
+
 class SingleTenant(ServiceError):
     """This service can keep only one scope apart from the host, and another one has claimed it."""
 

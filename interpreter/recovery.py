@@ -1,7 +1,8 @@
 """What a starting service does with what an earlier one left: adopts it, or removes it.
 
 Promises: a sandbox is adopted if it runs and its record is there, with its kernels and all that was sent to it; whatever else
-there is of this data root, spares among it, is gone when ``recover`` returns. Adoption itself goes on in the background: who
+there is of this data root, spares among it, is gone when ``recover`` returns, and
+what scopes have is under their quota. Adoption itself goes on in the background: who
 asks for such a sandbox meanwhile waits for it, as for one that starts.
 """
 
@@ -28,6 +29,8 @@ from interpreter.tasks import finish
 log = logging.getLogger(__name__)
 
 REMOVE_S = 600.0
+MOVE_S = 6 * 3600.0
+"""For moving all data there is under a quota that there was not before, once."""
 
 
 async def recover(
@@ -45,10 +48,16 @@ async def recover(
     wanted = {
         SandboxId(record.id): record for record in records.values()
     }  # a key's last one; one before it was leaving
-    running = {sandbox.id: sandbox for sandbox in await backend.adoptable() if sandbox.id in wanted}
+    running = {
+        sandbox.id: sandbox
+        for sandbox in await backend.adoptable()
+        # One that was started without the quota would go on without it.
+        if sandbox.id in wanted and data.volumes.confined(wanted[sandbox.id].scope)
+    }
     await backend.remove_leftovers(frozenset(running))
     await finish(asyncio.to_thread(data.drop_run_dirs, frozenset(running)), within_s=REMOVE_S)
     await finish(asyncio.to_thread(data.drop_spares), within_s=REMOVE_S)
+    await finish(asyncio.to_thread(data.move_over), within_s=MOVE_S)
     recorder.restore_kernels(frozenset(running))
     with suppress(StorageFailed):  # then the next service finds it, without a process
         for ident in {record.id for record in data.records.sandboxes()} - running.keys():

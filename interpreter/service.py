@@ -51,7 +51,8 @@ from interpreter.sandboxes.manager import Manager
 from interpreter.sandboxes.starting import SandboxConfig
 from interpreter.sandboxes.table import Table
 from interpreter.scopes.renaming import can_rename_new
-from interpreter.scopes.root import DataRoot, DataRootError, Ids
+from interpreter.scopes.root import DataRoot, DataRootError
+from interpreter.scopes.uids import Ids
 from interpreter.service_config import ServiceConfig
 from interpreter.statefile import RecordsError
 from interpreter.tasks import Tasks, finish
@@ -76,7 +77,8 @@ class Interpreter:
         self._clock = clock
         own = os.geteuid() != 0 or backend.single_tenant
         ids = Ids(own=own, uid=config.uid, gid=config.gid, base=config.uid_base)
-        self._data = DataRoot(config.data_root, ids, single_tenant=backend.single_tenant, links=config.link_dir)
+        quota, apart = config.quota_mib, config.quota_mib is not None and backend.is_apart()
+        self._data = DataRoot(config.data_root, ids, backend.single_tenant, config.link_dir, quota, apart)
         self._table = Table(limit=config.max_sessions, idle_s=config.idle_ttl_s)
         self._kernels = Kernels(max_queue=config.max_queue, max_kernels=config.max_kernels)
         self._outputs = config.data_root / ".outputs"
@@ -85,7 +87,9 @@ class Interpreter:
             self._data.records, self._kernels, config.data_root, keep_s=config.result_ttl_s, clock=clock
         )
         self._plan = spares.Plan(
-            limit=config.pool if backend.spares else 0, idle_s=config.idle_ttl_s, unseen=not backend.single_tenant
+            limit=config.pool if backend.spares else 0,
+            idle_s=config.idle_ttl_s,
+            unseen=not backend.single_tenant and config.quota_mib is None,  # where that is mounted, it stays mounted
         )
         self.metrics = Metrics(version=interpreter.__version__, backend=backend.name, now=self._now)
         sandboxes = SandboxConfig(
@@ -170,6 +174,7 @@ class Interpreter:
                 text_limit=self._config.output_bytes,
                 clock=self._clock,
             )
+            self.notices += self._data.volumes.notices
         except RecordsError as error:
             self._data.close()
             raise DataRootError(str(error)) from error
@@ -185,6 +190,8 @@ class Interpreter:
         await self._ways.learn()
         self._tasks.start(self._recorder.run(), name="recorder")
         self._tasks.start(reaper.run(self._table, self._manager, self._clock), name="reaper")
+        if self._data.volumes.active:
+            self._tasks.start(reaper.unmount(self._table, self._data.volumes), name="unmount")
         if self._plan.limit:
             self._plan.begin(self._clock())
             self._manager.changed.set()
@@ -246,7 +253,7 @@ class Interpreter:
         await self._recorder.aclose()
         await self._ways.aclose()
         await self._backend.aclose()
-        self._data.close()
+        await asyncio.to_thread(self._data.close)
 
     def submit(self, request: ExecRequest) -> Execution:
         """Begin to run ``request`` and return its execution, or the first one with the same ``execution_id``.
@@ -332,8 +339,9 @@ class Interpreter:
     async def scopes(self) -> list[dict[str, Any]]:
         """Return the entries of ``GET /v1/scopes``: scopes that have data or a sandbox."""
         kept = await asyncio.to_thread(self._data.scopes)
-        running = {row.key.scope for row in self._table.rows()}
-        return [{"scope": scope, "egress": self._ways.shown(scope)} for scope in sorted(running.union(kept))]
+        scopes = sorted({row.key.scope for row in self._table.rows()}.union(kept))
+        usages = await asyncio.to_thread(lambda: [self._data.volumes.usage(scope) for scope in scopes])
+        return [listings.scope(*each, self._ways.shown(each[0])) for each in zip(scopes, usages, strict=True)]
 
     def sandboxes(self) -> int:
         """Return how many sandboxes there are."""

@@ -16,7 +16,7 @@ class ServiceConfig:
 
     egress: None: there is no way out.
     uid, gid: of every scope, or None for one per scope from ``uid_base`` up. environment: of the tenant's programs, beyond
-    what the backend gives them. network: whether sandboxes have one.
+    what the backend gives them. network: whether sandboxes have one. quota_mib: disk of a scope; None: no limit.
     """
 
     data_root: Path
@@ -27,6 +27,7 @@ class ServiceConfig:
     uid: int | None = None
     gid: int | None = None
     uid_base: int = 200_000
+    quota_mib: int | None = None
     idle_ttl_s: float = 600.0
     max_sessions: int = 100
     pool: int = 0

@@ -164,7 +164,14 @@ class Settings(BaseModel):
     pool: int = _setting(
         0, "sandboxes", "Spare sandboxes kept ready for new sessions, until none has come for SANDBOX_IDLE_TTL.", ge=0
     )
-    scope_quota_mb: int | None = _setting(None, "MiB", "Disk a scope may use; empty for no limit.", ge=1)
+    scope_quota_mb: int | None = _setting(
+        None,
+        "MiB",
+        "Disk that a scope may use, 16 or more, as a file system of its own, which needs root and loop devices; empty for no "
+        "limit.",
+        ge=16,
+        le=2**24,
+    )
     egress_allowlist: Words = _setting(
         ("@pypi", "@npm"), "", "Hosts that sandboxes may reach through the proxy, by comma."
     )
@@ -292,8 +299,8 @@ def not_built(settings: Settings) -> list[str]:
     """Return a sentence for each value that would need what this version does not have: nothing is pretended."""
     wrong = {
         "scope_quota_mb": (
-            settings.scope_quota_mb is not None,
-            "disk quotas are not there in this version; leave it empty",
+            settings.scope_quota_mb is not None and settings.runtime_backend == "process",
+            "`process` isolates nothing, so its code could change its own quota; name another backend, or leave it empty",
         ),
         "mount_target": (settings.mount_target != "/opt/workspace", "can only be /opt/workspace in this version"),
         "user_mount_target": (settings.user_mount_target != "/opt/user", "can only be /opt/user in this version"),

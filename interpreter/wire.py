@@ -409,6 +409,10 @@ class ScopeInfo(AnswerModel):
 
     scope: str = Field(description="Its name.")
     egress: EgressInfo | None = Field(description="What its sandboxes may reach; null where there is no way out.")
+    disk_used_bytes: int | None = Field(
+        default=None, description="How much of its quota is used, with what its file system needs for itself."
+    )
+    disk_limit_bytes: int | None = Field(default=None, description="Its quota. Both are absent where it has none.")
 
 
 class ScopeList(AnswerModel):

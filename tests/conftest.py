@@ -1,5 +1,5 @@
 """Fixtures, all applied by themselves: ``nothing_left`` fails a test after which this process has more descriptors or
-children than before, or the host has empty cgroups of ours that were not there; ``no_task_left`` (tests with a loop)
+children than before, or the host has empty cgroups or mounts of ours that were not there; ``no_task_left`` (tests with a loop)
 fails one that leaves tasks running. Both run after the fixtures of the test have been torn down.
 
 Tests that use ``cellbox`` share a client, which keeps connections between tests: there descriptors are not counted.
@@ -24,7 +24,7 @@ from _pytest.terminal import TerminalReporter
 from xdist.remote import Producer
 
 from interpreter import logs
-from tests import attempts, scheduling
+from tests import attempts, mounting, scheduling
 
 SETTLE_S = 20.0
 """What is going away by itself (a child being reaped, a cgroup being removed by another run) has this long."""
@@ -78,7 +78,11 @@ async def no_task_left() -> AsyncIterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     temporary = tmp_path_factory.getbasetemp()
-    counts: dict[str, Callable[[], set[str]]] = {"children": _children, "cgroups": lambda: _cgroups(temporary)}
+    counts: dict[str, Callable[[], set[str]]] = {
+        "children": _children,
+        "cgroups": lambda: _cgroups(temporary),
+        "mounts": lambda: set(mounting.below(temporary)),
+    }
     if "cellbox" not in request.fixturenames:
         counts["descriptors"] = _descriptors
     before = {name: count() for name, count in counts.items()}

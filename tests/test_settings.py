@@ -125,7 +125,6 @@ def test_the_environment_of_the_process_is_not_mixed_in(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("SANDBOX_SCOPE_QUOTA_MB", "100"),
         ("SANDBOX_MOUNT_TARGET", "/data"),
         ("SANDBOX_USER_MOUNT_TARGET", "/home/me"),
     ],

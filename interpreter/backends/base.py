@@ -134,6 +134,10 @@ class Backend(abc.ABC):
     adopts: bool = True
     """False where sandboxes end with the service."""
 
+    def is_apart(self) -> bool:
+        """Whether what this process mounts is seen by sandboxes only below a mount that is shared with the host."""
+        return False
+
     @abc.abstractmethod
     async def check(self) -> list[str]:
         """Prove that sandboxes can be made here; return warnings for the operator. Raises BackendUnavailable."""

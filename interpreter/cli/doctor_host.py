@@ -1,6 +1,6 @@
 """What ``cellbox doctor`` says of this machine: bubblewrap, cgroups, namespaces, clock, disk, data root, descriptors.
 
-Promises: only reads; what the backend does not need is no error.
+Promises: only reads, but for a quota, which is tried for a moment; what the backend does not need is no error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from pathlib import Path
 from interpreter.backends import environment
 from interpreter.backends.base import BackendUnavailable
 from interpreter.backends.bubblewrap import host
+from interpreter.backends.docker import engine
+from interpreter.backends.docker.seen import has_our_mounts
 from interpreter.cli.findings import Finding, error, ok, warning
 from interpreter.descriptors import TooFewDescriptors, needed, shares
 from interpreter.http.server import ConnectionLimits
+from interpreter.scopes import images
 from interpreter.settings import Settings
 from interpreter.wording import counted
 
@@ -49,6 +52,9 @@ def examine(found: Settings, backend: str, engine_directory: Path | None) -> Ite
     if backend == "docker" and engine_directory is not None and engine_directory.exists():
         yield from disk("disk", engine_directory)
     yield from data_root(found.data_root, euid=os.geteuid())
+    if found.scope_quota_mb is not None:
+        apart = backend == "docker" and not has_our_mounts(engine.host())
+        yield quota(found.data_root, found.scope_quota_mb, apart=apart)
     yield descriptors(found.max_sessions, resource.getrlimit(resource.RLIMIT_NOFILE)[1], backend)
 
 
@@ -208,6 +214,24 @@ def data_root(path: Path, *, euid: int) -> Iterator[Finding]:
             "its file system honours set-user-id files, which programs in sandboxes can leave there",
             "give it a file system of its own, mounted with nosuid,nodev",
         )
+
+
+def quota(root: Path, mib: int, *, apart: bool) -> Finding:
+    """Return whether scopes can have file systems of their own, by making one and mounting it for a moment."""
+    what = "quota"
+    place = nearest(root)
+    if (why := images.trouble(place, shared=apart)) is not None:
+        text, _, remedy = why.rpartition(": ")
+        return error(what, text or why, remedy)
+    room = os.statvfs(place)
+    free = room.f_bavail * room.f_frsize // _MIB
+    if free < mib:
+        return warning(
+            what,
+            f"{free} MiB are free, less than SANDBOX_SCOPE_QUOTA_MB={mib} promises to one scope",
+            f"make room, since scopes lose what they write when the disk is full: df -h {place}",
+        )
+    return ok(what, f"{mib} MiB for each scope; the disk has room for {free // mib} full ones")
 
 
 def descriptors(max_sessions: int, allowed: int, backend: str) -> Finding:

@@ -67,7 +67,7 @@ class Files:
             with contextlib.closing(self._tree(key)) as tree:
                 return work(tree)
 
-        return await self._begin(opened)
+        return await self._begin(opened, key)
 
     async def write(self, key: Key, work: Callable[[Tree], _T]) -> _T:
         """Return what ``work`` returns for the directory of ``key``, which is made at need. Raises SingleTenant."""
@@ -122,7 +122,7 @@ class Files:
         self._uploads += 1
         try:
             await self._make(key)
-            return await self._begin(lambda: self._incoming(key, limit))
+            return await self._begin(lambda: self._incoming(key, limit), key)
         except BaseException:
             self._uploads -= 1
             raise
@@ -134,7 +134,7 @@ class Files:
             with contextlib.closing(self._tree(key)) as tree:
                 return tree.take_away(parts)
 
-        await self.disposals.add(key.scope, await self._begin(taken))
+        await self.disposals.add(key.scope, await self._begin(taken, key))
 
     async def aclose(self) -> None:
         """Wait for what is done in threads. Nothing can be asked for afterwards. May be called twice."""
@@ -147,7 +147,7 @@ class Files:
             tree = stack.enter_context(contextlib.closing(self._tree(key)))
             kept = stack.pop_all()
         return Incoming(
-            self._begin,
+            lambda work: self._begin(work, key),
             lambda parts: kept.enter_context(tree.upload(parts, limit=limit)),
             lambda: self._end(kept),
             limit,
@@ -160,12 +160,13 @@ class Files:
         except RuntimeError:  # the threads have ended
             resources.close()
 
-    def _begin(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+    def _begin(self, work: Callable[[], _T], key: Key | None = None) -> asyncio.Future[_T]:
+        """Begin ``work`` in a thread. key: whose quota it may fill."""
         loop = asyncio.get_running_loop()
         if self._closed:
             raise ShuttingDown("The service is stopping.", retry_after_s=5.0)
         try:
-            return loop.run_in_executor(self._threads, _told, work)
+            return loop.run_in_executor(self._threads, self._told, work, key)
         except RuntimeError as error:
             raise RuntimeUnavailable(f"Not now: {shortage.PROCESSES}.", retry_after_s=5.0) from error
 
@@ -174,18 +175,19 @@ class Files:
             await self._warm(key)
         await self._begin(lambda: self._data.prepare(key))
 
+    def _told(self, work: Callable[[], _T], key: Key | None) -> _T:
+        """Do ``work``; a full quota or disk is told as what it is."""
+        try:
+            return work()
+        except OSError as error:
+            if key is not None and (full := self._data.volumes.full(key.scope, error)) is not None:
+                raise full from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFailed(f"Nothing was stored: {shortage.told(error.errno)}.") from error
+            raise
+
     def _tree(self, key: Key) -> Tree:
         try:
             return Tree(*self._data.open_directories(key))
         except FileNotFoundError as error:
             raise NoSuchFile("There is no such scope, or session in it, that has files.") from error
-
-
-def _told(work: Callable[[], _T]) -> _T:
-    """Do ``work``; a full disk is told as what it is."""
-    try:
-        return work()
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFailed(f"Nothing was stored: {shortage.told(error.errno)}.") from error
-        raise

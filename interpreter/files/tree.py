@@ -221,7 +221,13 @@ class Tree:
         """Move an entry itself out of sight, a directory with all that is in it; return what ``dispose`` takes."""
         holder = secrets.token_hex(16).encode()
         with self.parent(parts) as parent:
-            os.mkdir(holder, 0o700, dir_fd=self.staging)
+            try:
+                os.mkdir(holder, 0o700, dir_fd=self.staging)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._take_away_without_room(parent, parts[-1], holder)
+                return holder
             place = os.open(holder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
             try:
                 with confine.translated():
@@ -235,9 +241,21 @@ class Tree:
                 os.close(place)
         return holder
 
+    def _take_away_without_room(self, parent: int, name: bytes, holder: bytes) -> None:
+        """Do the same where no directory can be made any more: a directory becomes its own holder, all else goes at once."""
+        with confine.translated():
+            if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                make_usable(parent, os.fsdecode(name))
+                os.rename(name, holder, src_dir_fd=parent, dst_dir_fd=self.staging)
+            else:
+                os.unlink(name, dir_fd=parent)
+
     def dispose(self, holder: bytes, *, within_s: float = WITHIN_S) -> bool:
         """Remove what was taken away, however deep; False if some is left, as of a writer that goes on, or after that time."""
-        place = os.open(holder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
+        try:
+            place = os.open(holder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.staging)
+        except FileNotFoundError:
+            return True  # it went at once
         try:
             gone = empty(place, within_s=within_s)
         finally:

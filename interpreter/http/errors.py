@@ -100,6 +100,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.SingleTenant: 503,
     errors.ShuttingDown: 503,
     errors.StorageFailed: 507,
+    errors.QuotaExceeded: 507,
 }
 """Every error that a caller can get."""
 

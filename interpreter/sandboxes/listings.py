@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from interpreter.backends.base import Stats
 from interpreter.sandboxes.kernels import Kernel
 from interpreter.sandboxes.live import Live
+from interpreter.scopes.images import Usage
 
 
 def at(timestamp: float) -> str:
     """Return seconds since 1970 as RFC 3339 in UTC."""
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def scope(name: str, usage: Usage | None, egress: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the entry of one scope. usage: None where it has no quota. egress: None where there is no way out."""
+    return {"scope": name, "egress": egress} | (
+        {} if usage is None else {"disk_used_bytes": usage.used, "disk_limit_bytes": usage.limit}
+    )
 
 
 def kernel(row: Kernel) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Removes sandboxes that nobody has used for their time to live."""
+"""Removes sandboxes that nobody has used for their time to live, and unmounts what scopes without one do not use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from interpreter.sandboxes.manager import Manager
 from interpreter.sandboxes.table import Table
+from interpreter.scopes.quota import Volumes
 
 LONGEST_S = 15.0
+UNMOUNT_S = 60.0
 
 
 def reap(table: Table, manager: Manager, now: float) -> int:
@@ -25,3 +27,11 @@ async def run(table: Table, manager: Manager, clock: Callable[[], float]) -> Non
     while True:
         await asyncio.sleep(min(LONGEST_S, table.idle_s / 4))
         reap(table, manager, clock())
+
+
+async def unmount(table: Table, volumes: Volumes) -> None:
+    """Unmount for ever what scopes that have no sandbox have not used for ``UNMOUNT_S`` seconds."""
+    while True:
+        await asyncio.sleep(UNMOUNT_S)
+        used = {row.key.scope for row in table.rows()}
+        await asyncio.to_thread(volumes.unmount_idle, used, idle_s=UNMOUNT_S)

@@ -3,8 +3,8 @@
 Layout: ``<scope>/workspace`` (long-term, and the workspace without a session), ``<scope>/sessions/<session>``,
 ``<scope>/.staging``; ``<scope>/.spares/<sandbox id>`` (a session without a name) and ``.spares/<sandbox id>`` (a scope
 without one, with such a session), renamed when they get it; ``.run/<sandbox id>`` (links, where no other place is named),
-``.trash`` (being removed), ``.uids``, ``.tenant``, ``.lock``, ``.state.db`` and ``.answers`` (see records.py). Names of
-scopes never begin with a dot.
+``.trash`` (being removed; a scope with a quota has one of its own), ``.volumes`` (see quota.py), ``.uids``, ``.tenant``,
+``.lock``, ``.state.db`` and ``.answers`` (see records.py). Names of scopes never begin with a dot.
 
 Promises: every directory that tenants own lies in one that only the service can write, and is reached without following
 a link; a scope's uid never changes and is never given to another, across restarts.
@@ -23,23 +23,26 @@ import shutil
 import threading
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from interpreter import shortage
 from interpreter.backends.base import SandboxId
-from interpreter.errors import SingleTenant
+from interpreter.errors import SingleTenant, StorageFailed
 from interpreter.keys import NAME, Key
 from interpreter.records import Records
+from interpreter.scopes.opening import DIRECTORY, made, opened
 from interpreter.scopes.ownership import take_over
+from interpreter.scopes.quota import TRASH, Volumes, VolumesError
 from interpreter.scopes.removal import empty, make_usable
 from interpreter.scopes.renaming import rename_new
+from interpreter.scopes.uids import Ids, Uids
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_HIGHEST_UID = 2**31 - 2
 SPARES = ".spares"
 _ROOM_BYTES = 1024 * 1024
 """For which there must be room: an execution is noted in some 30 KB, a sandbox started in less."""
+_PURGED_MEANWHILE = 3
+"""Times that a directory is made anew, since a purge has taken it between two of our steps."""
 _GOING_S = 1.0
 """A service that has just been killed has its lock until its memory is freed, tens of milliseconds."""
 
@@ -50,16 +53,6 @@ class DataRootError(Exception):
 
 class DataRootLocked(DataRootError):
     """Another service uses this data root; the text names its pid."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """Whose tenants' files are. own: everything belongs to the service's own uid. Else ``uid`` for all, or from ``base`` up."""
-
-    own: bool
-    uid: int | None = None
-    gid: int | None = None
-    base: int = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +70,27 @@ class DataRoot:
     """The data root at ``path``. single_tenant: the first scope claims it.
 
     links: directory for the link directories of this data root and of others, each below a name of its own; None: ``.run``.
+    quota_mib, apart: see ``Volumes``.
     """
 
     path: Path
     ids: Ids
     single_tenant: bool = False
     links: Path | None = None
+    quota_mib: InitVar[int | None] = None
+    apart: InitVar[bool] = False
     records: Records = field(init=False)
+    volumes: Volumes = field(init=False)
+    _uids: Uids = field(init=False)
     _lock: int | None = None
-    _uids: dict[str, int] = field(default_factory=dict)
-    _reserved: dict[SandboxId, int] = field(default_factory=dict)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _sweeping: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, quota_mib: int | None, apart: bool) -> None:
         """Know where what outlives a service is."""
         self.records = Records(self.path)
+        self.volumes = Volumes(self.path, quota_mib, shared=apart)
+        self._uids = Uids(self.path / ".uids", self.ids)
 
     def open(self) -> None:
         """Make the root, lock it, read what is remembered, and remove what an earlier service left in the trash.
@@ -103,15 +101,19 @@ class DataRoot:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
             self.path.chmod(0o700)
-            for name in (".run", ".trash", SPARES):
+            for name in (".run", TRASH, SPARES):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             if self.links is not None:
                 self.links.mkdir(mode=0o755, parents=True, exist_ok=True)
                 self._links.mkdir(mode=0o700, exist_ok=True)
-            self._uids = self._read_uids()
+            self._uids.read()
+            self.volumes.open(self._lock)
         except OSError as error:
             self.close()
             raise DataRootError(f"The data root {self.path} cannot be used: {error.strerror}.") from error
+        except (VolumesError, ValueError) as error:
+            self.close()
+            raise DataRootError(str(error)) from error
         except DataRootError:
             self.close()
             raise
@@ -119,7 +121,10 @@ class DataRoot:
         self.sweep()
 
     def close(self) -> None:
-        """Close the records and give the lock back. May be called twice."""
+        """Unmount what no sandbox uses, close the records and give the lock back. May be called twice."""
+        if self._lock is not None:
+            with contextlib.suppress(StorageFailed):  # then who uses what is not known; the next service finds it
+                self.volumes.close({record.scope for record in self.records.sandboxes()})
         self.records.close()
         if self._lock is not None:
             os.close(self._lock)
@@ -142,17 +147,20 @@ class DataRoot:
         return None if self.records.refused is None else "the data root could not be written a moment ago"
 
     def prepare(self, key: Key) -> Place:
-        """Make the directories of ``key``, owned by its scope's uid, and return them. Raises SingleTenant, OSError."""
+        """Make the directories of ``key``, owned by its scope's uid, and return them.
+
+        Raises SingleTenant, QuotaExceeded, StorageFailed, OSError.
+        """
         with self._mutex:
             self._claim(key.scope)
-            uid, gid = self._owner(key.scope)
+            uid, gid = self._uids.of(key.scope)
         # Without the mutex: a takeover may go over millions of files, and the sandboxes of others start meanwhile.
-        with _open(self.path) as root, _made(root, key.scope) as scope:
-            with _made(scope, ".staging"), _made(scope, "workspace") as workspace:
+        with self.volumes.full_is_told(key.scope), self._scope(key.scope) as scope:
+            with made(scope, ".staging"), made(scope, "workspace") as workspace:
                 _give(workspace, uid, gid)
-            with _made(scope, "sessions") as sessions:
+            with made(scope, "sessions") as sessions:
                 if key.session is not None:
-                    with _made(sessions, key.session) as session:
+                    with made(sessions, key.session) as session:
                         _give(session, uid, gid)
         user = self.path / key.scope / "workspace"
         workspace_path = user if key.session is None else self.path / key.scope / "sessions" / key.session
@@ -160,12 +168,14 @@ class DataRoot:
 
     def open_directories(self, key: Key) -> tuple[int, int, int | None, int | None]:
         """Return descriptors of the directory of ``key`` and of its scope's staging directory, and the owner (None: the
-        service's own). The caller closes both. Raises FileNotFoundError where it was never made: nothing is made here."""
+        service's own). The caller closes both. Raises FileNotFoundError where it was never made: nothing is made here.
+        Raises StorageFailed, QuotaExceeded."""
+        self.volumes.mount(key.scope)
         scope = self.path / key.scope
         directory = scope / "workspace" if key.session is None else scope / "sessions" / key.session
-        root = os.open(directory, _DIRECTORY)
+        root = os.open(directory, DIRECTORY)
         try:
-            with _open(scope) as parent, _made(parent, ".staging") as staging:
+            with opened(scope) as parent, made(parent, ".staging") as staging:
                 owner = os.fstat(root)
                 uid, gid = (None, None) if self.ids.own else (owner.st_uid, owner.st_gid)
                 return root, os.dup(staging), uid, gid
@@ -182,22 +192,22 @@ class DataRoot:
         """
         if key.session is not None:
             return not os.path.lexists(self.path / key.scope / "sessions" / key.session)
-        return key.scope not in self._uids and not os.path.lexists(self.path / key.scope)
+        return not self._uids.has(key.scope) and not os.path.lexists(self.path / key.scope)
 
     def prepare_spare(self, sandbox: SandboxId, scope: str | None) -> Place:
         """Make the directories of a session that has no name yet, in ``scope`` or in a scope that has none either.
 
-        Raises SingleTenant, OSError.
+        With a quota only in a scope. Raises SingleTenant, QuotaExceeded, StorageFailed, OSError.
         """
         with self._mutex:
             if scope is not None:
                 self._claim(scope)
-            uid, gid = self._owner(scope, sandbox)
+            uid, gid = self._uids.of(scope, sandbox)
         home = self._home(sandbox, scope)
-        with _open(home.parent) as parent, _made(parent, home.name) as directory, _made(directory, SPARES) as spares:
-            with _made(directory, ".staging"), _made(directory, "sessions"), _made(directory, "workspace") as workspace:
+        with self._spare_home(sandbox, scope) as directory, made(directory, SPARES) as spares:
+            with made(directory, ".staging"), made(directory, "sessions"), made(directory, "workspace") as workspace:
                 _give(workspace, uid, gid)
-            with _made(spares, sandbox) as session:
+            with made(spares, sandbox) as session:
                 _give(session, uid, gid)
         return Place(home / SPARES / sandbox, home / "workspace", uid, gid)
 
@@ -214,22 +224,25 @@ class DataRoot:
                 raise FileExistsError(errno.EEXIST, "the scope has come meanwhile")
             rename_new(home / SPARES / sandbox, home / "sessions" / key.session)
             if unseen:
-                if (uid := self._reserved.pop(sandbox, None)) is not None:
-                    self._remember(key.scope, uid)
+                self._uids.give(sandbox, key.scope)
                 rename_new(home, self.path / key.scope)
 
     def drop_spare(self, sandbox: SandboxId, scope: str | None) -> None:
         """Remove what nobody got of the directories of a spare. Nothing happens if there is none."""
         home = self._home(sandbox, scope)
         with self._mutex:
-            self._reserved.pop(sandbox, None)
-            there = self._to_trash(home / SPARES if scope is not None else home.parent, sandbox)
+            self._uids.drop(sandbox)
+            there = self._to_trash(home / SPARES if scope is not None else home.parent, sandbox, of=scope)
         if there and not self._sweeping.locked():  # else it goes with the next sweep
             self.sweep()
 
     def drop_spares(self) -> None:
-        """Remove the spares' directories of an earlier service, of which no sandbox may be left."""
-        for parent in (self.path / SPARES, *(self.path / scope / SPARES for scope in self.scopes())):
+        """Remove the spares' directories of an earlier service, of which no sandbox may be left.
+
+        Those of a scope with a quota go when it is mounted first.
+        """
+        scopes = [scope for scope in self.scopes() if not self.volumes.has(scope)]
+        for parent in (self.path / SPARES, *(self.path / scope / SPARES for scope in scopes)):
             with contextlib.suppress(FileNotFoundError):
                 for name in os.listdir(parent):
                     self._to_trash(parent, name)
@@ -237,6 +250,26 @@ class DataRoot:
 
     def _home(self, sandbox: SandboxId, scope: str | None) -> Path:
         return self.path / SPARES / sandbox if scope is None else self.path / scope
+
+    @contextlib.contextmanager
+    def _spare_home(self, sandbox: SandboxId, scope: str | None) -> Iterator[int]:
+        if scope is not None:
+            with self.volumes.full_is_told(scope), self._scope(scope) as home:
+                yield home
+            return
+        with opened(self.path / SPARES) as parent, made(parent, sandbox) as home:
+            yield home
+
+    @contextlib.contextmanager
+    def _scope(self, scope: str) -> Iterator[int]:
+        """Yield the directory of a scope, made at need: on its own file system where it has a quota."""
+        for _ in range(_PURGED_MEANWHILE):
+            confined = self.volumes.mount(scope, make=True)
+            with opened(self.path) as root, made(root, scope) as home:
+                if not confined or os.fstat(home).st_dev != os.fstat(root).st_dev:
+                    yield home
+                    return
+        raise StorageFailed("The scope is being purged all the time.")
 
     # --- links ------------------------------------------------------------------------------------------------------
 
@@ -277,22 +310,31 @@ class DataRoot:
 
     def purge_session(self, key: Key) -> bool:
         """Move the directory of a session out of reach; whether there was one. ``sweep`` then removes it."""
+        self.volumes.mount(key.scope)
         with self._mutex:
-            return key.session is not None and self._to_trash(self.path / key.scope / "sessions", key.session)
+            sessions = self.path / key.scope / "sessions"
+            return key.session is not None and self._to_trash(sessions, key.session, of=key.scope)
 
     def purge_scope(self, scope: str) -> bool:
         """Move all data of a scope out of reach; whether there was any. ``sweep`` then removes it."""
+        if self.volumes.remove(scope):
+            return True
         with self._mutex:
             return self._to_trash(self.path, scope)
 
     def sweep(self) -> bool:
         """Remove what was moved out of reach; False if something could not be removed now (a later sweep tries again)."""
-        with self._sweeping, _open(self.path) as root:
-            trash = os.open(".trash", _DIRECTORY, dir_fd=root)
-            try:
-                return empty(trash)
-            finally:
-                os.close(trash)
+        gone = True
+        with self._sweeping:
+            for place in (self.path, *(self.path / scope for scope in self.volumes.mounted())):
+                with contextlib.suppress(FileNotFoundError), opened(place / TRASH) as trash:
+                    gone = empty(trash) and gone
+        return gone
+
+    def move_over(self) -> None:
+        """Move what scopes have from before there was a quota under it. No sandbox may use it."""
+        self.volumes.move_over(self.scopes())
+        self.sweep()
 
     def scopes(self) -> list[str]:
         """Return the scopes that have data, sorted."""
@@ -304,6 +346,8 @@ class DataRoot:
     def _clear_staging(self) -> None:
         """Move out of reach what a killed service was storing or deleting."""
         for scope in self.scopes():
+            if self.volumes.has(scope):
+                continue  # when it is mounted first
             try:
                 (self.path / scope / ".staging").rmdir()
             except FileNotFoundError:
@@ -335,49 +379,13 @@ class DataRoot:
                 "Run it as root or with Docker to serve several."
             )
 
-    def _owner(self, scope: str | None, spare: SandboxId | None = None) -> tuple[int | None, int | None]:
-        """Return the ids of a scope; for None, those that the first scope to get ``spare`` will have."""
-        if self.ids.own:
-            return None, None
-        if self.ids.uid is not None:
-            return self.ids.uid, self.ids.uid if self.ids.gid is None else self.ids.gid
-        uid = None if scope is None else self._uids.get(scope)
-        if uid is None:
-            uid = max(self.ids.base, max((*self._uids.values(), *self._reserved.values()), default=0) + 1)
-            if uid > _HIGHEST_UID:
-                raise OSError("no uid is left")
-            if scope is not None:
-                self._remember(scope, uid)
-            elif spare is not None:
-                self._reserved[spare] = uid  # forgotten with the service: nothing of a tenant was done under it
-        return uid, uid if self.ids.gid is None else self.ids.gid
-
-    def _remember(self, scope: str, uid: int) -> None:
-        _append_durably(self.path / ".uids", f"{scope} {uid}\n")
-        self._uids[scope] = uid
-
-    def _read_uids(self) -> dict[str, int]:
-        file = self.path / ".uids"
-        if not file.exists():
-            return {}
-        text = file.read_text()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            # A crash cut the last line short: it was never used, since it is used only once it is durable.
-            os.truncate(file, len(whole.encode()))
-        uids: dict[str, int] = {}
-        for line in whole.splitlines():
-            scope, _, uid = line.partition(" ")
-            if NAME.fullmatch(scope) is None or not uid.isdecimal():
-                raise DataRootError(f"{file} has a line that is not ours: {line[:80]!r}.")
-            uids[scope] = int(uid)
-        return uids
-
-    def _to_trash(self, parent: Path, name: str) -> bool:
+    def _to_trash(self, parent: Path, name: str, *, of: str | None = None) -> bool:
+        """Move an entry out of reach, on its own file system. of: the scope that has it."""
+        place = self.path if of is None or not self.volumes.has(of) else self.path / of
         try:
-            with _open(parent) as directory:
+            with opened(parent) as directory:
                 make_usable(directory, name)
-            os.rename(parent / name, self.path / ".trash" / secrets.token_hex(8))
+            os.rename(parent / name, place / TRASH / secrets.token_hex(8))
         except FileNotFoundError:
             return False
         return True
@@ -392,47 +400,10 @@ def _flocked(lock: int) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[int]:
-    handle = os.open(path, _DIRECTORY)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _made(parent: int, name: str) -> Iterator[int]:
-    """Yield the directory ``name`` of ``parent``, made at need; a link in its place is refused."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent)
-    handle = os.open(name, _DIRECTORY, dir_fd=parent)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
 def _give(directory: int, uid: int | None, gid: int | None) -> None:
     """Make a tenant's directory its own, with all that is in it if it belonged to somebody else."""
     if uid is not None and gid is not None:
         take_over(directory, uid, gid)
-
-
-def _append_durably(file: Path, line: str) -> None:
-    """Append a whole line or nothing: half a line would make one with the next."""
-    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(handle).st_size
-        try:
-            if os.write(handle, line.encode()) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, size)
-            raise
-    finally:
-        os.close(handle)
 
 
 def _write_durably(file: Path, text: str) -> None:

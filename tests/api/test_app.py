@@ -149,9 +149,12 @@ async def test_what_is_no_weakness_is_said_and_refuses_no_start(start, monkeypat
     assert service.said("warning: ") == "the image is of another version"
 
 
-@pytest.mark.parametrize("values", [{"mount_target": "/data"}, {"scope_quota_mb": "5"}])
+@pytest.mark.parametrize(
+    "values",
+    [{"mount_target": "/data"}, {"scope_quota_mb": "5"}, {"scope_quota_mb": "50", "runtime_backend": "process"}],
+)
 async def test_what_is_not_there_refuses_the_start_by_name(start, values):
-    (name,) = values
+    name = next(iter(values))
     with pytest.raises(SettingsError, match=f"SANDBOX_{name.upper()}"):
         await start(**values)
 

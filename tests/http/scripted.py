@@ -23,7 +23,8 @@ from interpreter.http.routes import application
 from interpreter.http.server import ApiServer, ConnectionLimits
 from interpreter.keys import Key
 from interpreter.metrics import Metrics, Now
-from interpreter.scopes.root import DataRoot, Ids
+from interpreter.scopes.root import DataRoot
+from interpreter.scopes.uids import Ids
 from interpreter.service import Interpreter
 
 KEY = "key-one-of-the-tests"

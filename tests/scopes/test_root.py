@@ -12,7 +12,8 @@ import pytest
 from interpreter.backends.base import SandboxId
 from interpreter.errors import SingleTenant
 from interpreter.keys import Key
-from interpreter.scopes.root import DataRoot, DataRootError, DataRootLocked, Ids
+from interpreter.scopes.root import DataRoot, DataRootError, DataRootLocked
+from interpreter.scopes.uids import Ids, Uids
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners can only be changed by root")
 OWN = Ids(own=True)
@@ -126,8 +127,8 @@ def test_each_scope_has_a_uid_of_its_own_for_ever(tmp_path: Path) -> None:
 def test_a_uid_that_could_not_be_written_down_leaves_no_half_line(
     root: DataRoot, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    root.ids = Ids(own=False, base=300_000)
-    assert root._owner("a") == (300_000, 300_000)
+    uids = Uids(root.path / ".uids", Ids(own=False, base=300_000))
+    assert uids.of("a") == (300_000, 300_000)
     whole = os.write
 
     def full(*_arguments: object) -> int:
@@ -136,10 +137,10 @@ def test_a_uid_that_could_not_be_written_down_leaves_no_half_line(
     with monkeypatch.context() as patch:
         patch.setattr(os, fails, full if fails == "fsync" else lambda handle, data: whole(handle, data[:4]))
         with pytest.raises(OSError, match="No space left"):
-            root._owner("b")
+            uids.of("b")
     assert (root.path / ".uids").read_text() == "a 300000\n"
-    assert root._owner("c") == (300_001, 300_001)
-    assert root._read_uids() == {"a": 300_000, "c": 300_001}
+    assert uids.of("c") == (300_001, 300_001)
+    assert uids.read() == {"a": 300_000, "c": 300_001}
 
 
 def test_a_takeover_holds_up_nobody_else(root: DataRoot, monkeypatch: pytest.MonkeyPatch) -> None:

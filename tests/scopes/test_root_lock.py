@@ -13,7 +13,8 @@ import pytest
 SERVICE = """
 import sys
 from pathlib import Path
-from interpreter.scopes.root import DataRoot, DataRootLocked, Ids
+from interpreter.scopes.root import DataRoot, DataRootLocked
+from interpreter.scopes.uids import Ids
 
 print("ready", flush=True)
 sys.stdin.readline()

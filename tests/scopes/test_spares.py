@@ -11,7 +11,8 @@ import pytest
 from interpreter.backends.base import SandboxId
 from interpreter.keys import Key
 from interpreter.scopes.renaming import can_rename_new, rename_new
-from interpreter.scopes.root import DataRoot, Ids
+from interpreter.scopes.root import DataRoot
+from interpreter.scopes.uids import Ids
 from tests.scopes.test_root import as_root
 
 ONE, TWO = SandboxId("1" * 16), SandboxId("2" * 16)

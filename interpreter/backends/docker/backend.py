@@ -96,6 +96,10 @@ class DockerBackend(Backend, Listening):
         """What tells containers of this data root from those of others. Known after ``check``."""
         return self._place.instance
 
+    def is_apart(self) -> bool:
+        """Whether the engine has other mounts than this process."""
+        return not seen.has_our_mounts(self._engine.address)
+
     async def check(self) -> list[str]:
         """Prove it by starting a container with the real settings; asked again, by asking the engine for the image."""
         try:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+_ASK_S = 2.0
+_CREDENTIALS = struct.Struct("3i")
 _CONTROLLERS = ("memory", "pids", "cpu")
 
 
@@ -24,6 +28,19 @@ class Seen:
 
 
 NOTHING = Seen()
+
+
+def has_our_mounts(address: str) -> bool:
+    """Whether whoever listens at the ``unix:`` address of an engine has the mount namespace of this process."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            asked.settimeout(_ASK_S)
+            asked.connect(address.removeprefix("unix://"))
+            told = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, _, _ = _CREDENTIALS.unpack(told)  # 0: of a namespace that we do not see
+        return os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return False
 
 
 def look(container: str, pid: int) -> Seen:
