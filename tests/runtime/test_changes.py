@@ -13,6 +13,12 @@ from sandboxd.changes import Workspace
 from sandboxd.protocol import MAX_CHANGES
 
 
+@pytest.fixture(autouse=True)
+def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a look takes here, it looks at as much."""
+    monkeypatch.setattr(changes, "MOST_S", 1e6)
+
+
 async def told(root: Path, work: Callable[[], object], workspace: Workspace | None = None) -> dict[str, object]:
     """Path to what became of it, and the size of what is there, of an execution that does ``work``."""
     workspace = workspace or Workspace(str(root))
@@ -218,6 +224,13 @@ async def test_of_too_many_entries_the_upper_directories_are_looked_at(
     found, incomplete = workspace.end(watch)
     assert (found, incomplete) == ([], "too_many_entries")
     assert await told(tmp_path, (tmp_path / "many/20").unlink, workspace) == {"many/20": "deleted"}
+
+
+def test_where_looking_takes_long_fewer_names_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "MOST_S", 0.04)
+    for took_s, most in ((1e-6, 5000), (2e-6, 5000), (20e-6, 2000), (1e-3, 1000)):
+        monkeypatch.setattr(changes, "_stat_s", lambda _path, took_s=took_s: took_s)
+        assert abs(Workspace(str(tmp_path))._most - most) <= 1
 
 
 async def test_what_grows_beyond_the_limit_is_not_told_as_deleted(
