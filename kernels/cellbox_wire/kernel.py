@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq
 
+from .direct import Direct
 from .language import Cell, Ending, Error, Language
 from .messages import Request
 from .output import Marks, Output, Streams
@@ -34,8 +35,7 @@ class Kernel:
     """The kernel of this process. language: makes the one thing that is to be made for it.
 
     A request may carry ``{"cellbox": {"execution": 7, "env": {…}, "cwd": "…", "stdin": "…"}}`` in its metadata: see ``Cell``.
-    Then neither status nor execute_input are published for it: its end is the reply. The reply to an execution has ``exit_code``
-    and ``published``: how many messages iopub had until then, counted from the last greeting.
+    Then neither status nor execute_input are published for it: its end is the reply. The reply to an execution has ``exit_code``.
     """
 
     def __init__(self, connection_file: Path, language: Callable[[Kernel], Language], secret: str | None) -> None:
@@ -57,7 +57,7 @@ class Kernel:
         """Whether the executions that wait are not to be run, since the last one failed."""
         self._parent_pid = os.getppid()
         self._may_be_orphaned = os.environ.pop("JPY_PARENT_PID", None) == str(self._parent_pid)
-        self._sockets: Sockets
+        self._sockets: Sockets | Direct
         self._language = language(self)
 
     async def serve(self) -> None:
@@ -65,7 +65,7 @@ class Kernel:
         serving = on_sigint = None
         try:
             await self._language.start()
-            self._sockets = Sockets(self.connection_file, self._receive)
+            self._sockets = Direct(self._receive) if self.marks else Sockets(self.connection_file, self._receive)
             on_sigint = signal.signal(signal.SIGINT, self._on_sigint)
             self._loop.add_signal_handler(signal.SIGTERM, self._end)
             if self._may_be_orphaned:
@@ -193,7 +193,8 @@ class Kernel:
         self._running = request
         if "cellbox" not in request.metadata and not cell.silent:
             self._sockets.publish("execute_input", {"code": cell.code, "execution_count": cell.count}, request.header)
-        self.output.begin(cell.number, ordered=cell.ordered and not self._language.places)
+        self.output.begin(ordered=cell.ordered and not self._language.places)
+        self._sockets.begun()
         try:
             ending = await self._language.execute(cell)
         except Exception as failed:  # noqa: BLE001 - a request without a reply would last to its timeout
@@ -207,7 +208,7 @@ class Kernel:
                 self.publish(cell.number, "error", told)
         self.output.end(cell.number)
         self._running = None
-        content |= {"exit_code": ending.exit_code, "execution_count": cell.count, "published": self._sockets.published}
+        content |= {"exit_code": ending.exit_code, "execution_count": cell.count}
         self._sockets.reply("shell", request, content)
         self._aborts = ending.error is not None and bool(request.content.get("stop_on_error", True))
 

@@ -1,7 +1,5 @@
 """What cells write, told in one of two forms: as marks on descriptors 1 and 2, or as stream messages on iopub.
 
-    ESC ] cellbox ; SECRET ; b ; NUMBER BEL                   the cell begins (on both descriptors)
-    ESC ] cellbox ; SECRET ; e ; NUMBER BEL                   it has ended (on both descriptors)
     ESC ] cellbox ; SECRET ; t ; NUMBER ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
     ESC ] cellbox ; SECRET ; d ; PLACE BEL                    here belongs the message with the frame ``place:PLACE``
 
@@ -27,8 +25,8 @@ _GATHER_CHARACTERS = 65_536
 class Output(Protocol):
     """Where the text of cells goes."""
 
-    def begin(self, number: int, *, ordered: bool) -> None:
-        """The cell of that number begins. ordered: ``place`` is to have an effect."""
+    def begin(self, *, ordered: bool) -> None:
+        """A cell begins. ordered: ``place`` is to have an effect."""
 
     def end(self, number: int) -> None:
         """It has ended: all that it wrote in the foreground has been written here, and is now told."""
@@ -51,14 +49,12 @@ class Marks:
         self._ordered = False
         self._places = 0
 
-    def begin(self, number: int, *, ordered: bool) -> None:
+    def begin(self, *, ordered: bool) -> None:
         """See ``Output``."""
         self._ordered = ordered
-        self._tell(b"b", number)
 
     def end(self, number: int) -> None:
-        """See ``Output``."""
-        self._tell(b"e", number)
+        """See ``Output``: all was told as it was written."""
 
     def write(self, number: int, stream: int, data: bytes) -> None:
         """See ``Output``."""
@@ -78,10 +74,6 @@ class Marks:
     def flush(self) -> None:
         """See ``Output``: nothing waits here."""
 
-    def _tell(self, kind: bytes, number: int) -> None:
-        for descriptor in (1, 2):
-            _write(descriptor, b"%s%s;%d\a" % (self._prefix, kind, number))
-
 
 class Streams:
     """Output as stream messages, gathered for 15 ms or 64 Ki characters.
@@ -99,7 +91,7 @@ class Streams:
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, number: int, *, ordered: bool) -> None:
+    def begin(self, *, ordered: bool) -> None:
         """See ``Output``: nothing is to be told, and messages have their order anyway."""
 
     def end(self, number: int) -> None:

@@ -28,8 +28,6 @@ class Sockets:
     """
 
     def __init__(self, connection_file: Path, receive: Callable[[str, Request], None]) -> None:
-        self.published = 0
-        """Messages on iopub since the last greeting, so that a client knows when it has heard all of them."""
         self._receive_request = receive
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -60,9 +58,11 @@ class Sockets:
         place: called once it is sure to be sent; returns its place among what is written, if it has one.
         """
         message = self._messages.pack(kind, content, parent)
-        self.published += 1
         at = place() if place is not None else None
         self._send("iopub", [kind.encode(), *([] if at is None else [b"place:%d" % at]), *message])
+
+    def begun(self) -> None:
+        """An execution begins: clients are told by its status."""
 
     def close(self) -> None:
         """Let go of them, once what was sent is out. May be called twice."""
@@ -108,6 +108,5 @@ class Sockets:
         if event[:1] != b"\x01":
             return
         topic = event[1:]
-        self.published = 0
         message = self._messages.pack("iopub_welcome", {"subscription": topic.decode("utf-8", "replace")}, {})
         self._sockets["iopub"].send_multipart([topic, *message] if topic else message)

@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from .channels import Received, decode
 from .marks import Pipe
+from .messages import Received, decode
 from .output import Capture
 from .processes import Exited
 from .protocol import (
@@ -47,7 +47,6 @@ class _Reply(Struct):
     status: str
     execution_count: int | None = None
     exit_code: int | None = None
-    published: int | None = None
     ename: str = ""
     evalue: str = ""
     traceback: list[str] = []
@@ -89,7 +88,7 @@ _asked = msgspec.json.Decoder(_Asked)
 class Running:
     """An execution, from its request on.
 
-    over: done at its end. stopped: done when it is to end against its will. heard: done when the kernel says that it begins.
+    over: done at its end. stopped: done when it is to end against its will. woken: done when either is.
     """
 
     def __init__(self, message: Execute, number: int, *, marks: bool, send: Callable[[FromSandbox], None]) -> None:
@@ -99,11 +98,11 @@ class Running:
         self.number = number
         self.request = ""
         self.begun = time.monotonic()
-        self.timer: asyncio.TimerHandle = loop.call_later(0, _nothing)
-        self.rest: asyncio.TimerHandle = self.timer
+        self.timer: asyncio.TimerHandle | None = None
+        self.rest: asyncio.TimerHandle | None = None
         self.over: asyncio.Future[None] = loop.create_future()
         self.stopped: asyncio.Future[None] = loop.create_future()
-        self.heard: asyncio.Future[None] = loop.create_future()
+        self.woken: asyncio.Future[None] = loop.create_future()
         self.why: Why | None = None
         self.stream = Stream(message, send)
         self.stdout = self.stream.capture("stdout")
@@ -114,7 +113,7 @@ class Running:
         """Whether it waits for input."""
         self._error: _Error | None = None
         self._marks = marks
-        self._missing = {"reply", "idle"} | ({"1", "2"} if marks else set())
+        self._missing = {"reply"} if marks else {"reply", "idle"}
         self._stopped_at = 0.0
 
     def capture(self, stream: Pipe) -> Capture:
@@ -127,6 +126,7 @@ class Running:
             self.why = why
             self._stopped_at = time.monotonic()
             self.stopped.set_result(None)
+            self._wake()
 
     def left_s(self) -> float:
         """Return the seconds of the grace that are left."""
@@ -136,32 +136,18 @@ class Running:
         """It is over, whatever has not come. May be called again."""
         if not self.over.done():
             self.over.set_result(None)
+            self._wake()
 
     @property
     def complete(self) -> bool:
         """Whether all has come that a kernel says at the end. One of ours is done then; others may say more."""
         return not self._missing
 
-    @property
-    def published(self) -> bool:
-        """Whether all that it publishes has come."""
-        return "idle" not in self._missing
-
-    def on_end(self, pipe: Pipe) -> None:
-        """The end mark of a pipe has come."""
-        self._came(str(pipe))
-
-    def on_shell(self, message: Received, heard: int) -> None:
-        """A message on shell with this execution as its parent. heard: as in ``on_heard``."""
+    def on_shell(self, message: Received) -> None:
+        """A message on shell with this execution as its parent."""
         if message.type == "execute_reply" and self.reply is None:
             self.reply = decode(message, _reply) or _Reply("error", ename="KernelError", evalue="an unreadable reply")
             self._came("reply")
-            self.on_heard(heard)
-
-    def on_heard(self, heard: int) -> None:
-        """iopub has had ``heard`` messages since its greeting. A kernel that counts them needs no idle."""
-        if self.reply is not None and self.reply.published is not None and heard >= self.reply.published:
-            self._came("idle")
 
     def on_iopub(self, message: Received) -> None:
         """A message on iopub with this execution as its parent."""
@@ -289,6 +275,10 @@ class Running:
             except (KeyError, ValueError, msgspec.MsgspecError, RecursionError):
                 continue
 
+    def _wake(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
+
     def _came(self, what: str) -> None:
         self._missing.discard(what)
         if self._marks and not self._missing:
@@ -317,7 +307,3 @@ def _cut(lines: list[str]) -> list[str]:
     while sum(map(len, lines)) > _MAX_TRACEBACK:
         del lines[len(lines) // 2]
     return lines
-
-
-def _nothing() -> None:
-    """What a timer does that was never set."""

@@ -1,9 +1,9 @@
 """One kernel: its process, its pipes and channels, and the execution that runs in it.
 
-Promises: an execution ends when the kernel says so on every way it has (reply, idle, end marks on both pipes), or, if one of
-these fails to come, ``REST_S`` after the last that came; or when the process ends; or with the ladder of its timeout. Output
-that comes later goes to the execution it belongs to, while that is remembered, and never to the next one. What is streamed of
-one of our kernels has the order in which the code printed and published it.
+Promises: an execution ends when the kernel says so: one of ours with its reply, before which all that belongs to it was written
+and sent; one of others with reply and idle, or ``REST_S`` after the last that came; or when the process ends; or with the ladder
+of its timeout. Output that comes later goes to the execution it belongs to, while that is remembered, and never to the next one.
+What is streamed of one of our kernels has the order in which the code printed and published it.
 Leaves to ``kernels.py`` when kernels start and which one is meant.
 """
 
@@ -22,12 +22,12 @@ from typing import Any, Literal
 
 import zmq
 
-from . import ports
-from .channels import CONTROL, STDIN, Channels, Connection, Received
 from .execution import Running
 from .kernelspecs import Kernelspec
 from .ladder import climb, kill_started, ticks
+from .line import Line
 from .marks import Pipe
+from .messages import Channel, Received
 from .output import Capture
 from .pipes import Pipes
 from .processes import Command, Exited, ForkedKernel, Process, SpawnError, Zygote
@@ -49,6 +49,9 @@ GONE_S = 1.2
 
 OVER_S = 0.15
 """Past the grace, for the processes of a kernel that did not survive it: the service's own clock ends 0.2 s after it."""
+
+DEAF_S = 0.5
+"""From the end of the socket to a kernel of ours to the end of that kernel: it ends by itself, most often."""
 
 _PROGRESS_S = 0.25
 _SHOWN = ("display_data", "execute_result", "update_display_data", "clear_output")
@@ -101,46 +104,40 @@ class Kernel:
         self._clean: asyncio.Future[bool] = self._loop.create_future()
         self._watcher: asyncio.Task[None] | None = None
         self._process: Process
-        self._channels: Channels
+        self._line: Line
         self._pipes = Pipes(full)
 
-    async def start(self, zygote: Zygote, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    async def start(self, zygote: Zygote, context: Callable[[], zmq.Context[zmq.Socket[bytes]]]) -> None:
         """Start it; return once it answers. Raises KernelStartError; then, or cancelled, nothing of it is left."""
         try:
-            connection = Connection.make(self._folder, tcp=not self._spec.marks)
-            connection.write()
-            spawning = self._loop.create_task(self._spawn(zygote, str(connection.file)), name="spawn of a kernel")
+            self._folder.mkdir(mode=0o700)
+            self._line = Line(self._spec, self._folder, context, self._hear, self._on_deaf)
+            spawning = self._loop.create_task(self._spawn(zygote), name="spawn of a kernel")
             try:
                 self._process = await asyncio.shield(spawning)
             except asyncio.CancelledError:
                 await self._undone(spawning)
                 raise
-        except (OSError, SpawnError) as error:
+        except (OSError, SpawnError, zmq.ZMQError) as error:
             self._free()
-            cause = error.strerror if isinstance(error, OSError) else error  # without the path
+            cause = error if isinstance(error, SpawnError) else error.strerror  # without the path
             raise KernelStartError(f"the {self._spec.name} kernel could not be started: {cause}") from error
         except BaseException:
             self._free()
             raise
         self._watcher = self._loop.create_task(self._watch(), name=f"kernel {self._process.pid}")
         try:
-            options = {"ours": self._spec.marks, "control": self._spec.interrupted_by_message}
-            on_stdin = self._on_stdin if "input" in self._spec.fields else None
-            self._channels = Channels(context, connection, self._on_shell, self._on_iopub, on_stdin, **options)
             async with asyncio.timeout(START_S):
-                await self._unless_exited(self._channels.ready())
+                await self._unless_exited(self._line.ready())
         except TimeoutError:
             await self.stop("killed")
             raise KernelStartError(f"the {self._spec.name} kernel did not answer within {START_S:.0f} s") from None
-        except zmq.ZMQError as error:
-            await self.stop("killed")
-            raise KernelStartError(f"the {self._spec.name} kernel cannot be reached: {error.strerror}") from error
         except BaseException:
             await self.stop("killed")
             raise
         if self._exited.done():
             await self.stop("killed")
-            if ports.taken(connection.ports):
+            if self._line.taken:
                 raise PortsTakenError(f"the {self._spec.name} kernel found its ports taken")
             raise KernelStartError(f"the {self._spec.name} kernel ended while it was starting")
 
@@ -171,9 +168,9 @@ class Kernel:
             self._process.kill()
             raise
         finally:
-            progress.cancel()
-            running.timer.cancel()
-            running.rest.cancel()
+            for timer in (progress, running.timer, running.rest):
+                if timer is not None:
+                    timer.cancel()
             self._running = None
         outcome = running.outcome(kernel if survived else "lost", status, stopped=self._ending)
         running.keep_late()
@@ -191,7 +188,7 @@ class Kernel:
         running = self._running
         if running is not None and running.message.id == message.id and running.asks:
             running.asks = False
-            self._channels.send("input_reply", {"value": message.text, "status": "ok"}, channel=STDIN)
+            self._line.give(message.text)
 
     def rewind(self) -> None:
         """Tell the progress of what runs anew, from the start."""
@@ -213,7 +210,8 @@ class Kernel:
             await asyncio.wait([self._watcher], timeout=2 * GONE_S)
         return self._clean.done() and self._clean.result()
 
-    async def _spawn(self, zygote: Zygote, file: str) -> Process:
+    async def _spawn(self, zygote: Zygote) -> Process:
+        file = str(self._folder / "c.json")
         secret = secrets.token_hex(16)
         environment = self._config.environment | self._spec.env
         if self._spec.marks:
@@ -230,8 +228,9 @@ class Kernel:
         try:
             pipes: tuple[Pipe, Pipe] = (1, 2)
             ends.extend(self._pipes.add(secret, pipe, self) for pipe in pipes)
-            return await zygote.spawn(program, stdin=ends[0], stdout=ends[1], stderr=ends[2])
+            return await zygote.spawn(program, stdin=ends[0], stdout=ends[1], stderr=ends[2], extra=self._line.given)
         finally:
+            self._line.handed_over()
             for end in ends:
                 os.close(end)
 
@@ -245,10 +244,12 @@ class Kernel:
     async def _watch(self) -> None:
         """Notice the end of the process and clean up after it."""
         self._exited.set_result(await self._process.wait())
+        heard_out = self._line.drain()
         self._pipes.drain()
         why, running = reason(self._exited.result()), self._running
         if running is not None:
-            await self._hear_out(running)
+            if not heard_out:
+                await self._hear_out(running)
             running.end()
         elif self._ending is None:
             self._gone(why, False)
@@ -267,8 +268,8 @@ class Kernel:
 
     def _free(self) -> None:
         self._pipes.close()
-        if hasattr(self, "_channels"):
-            self._channels.close()
+        if hasattr(self, "_line"):
+            self._line.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _unless_exited(self, work: Coroutine[Any, Any, None]) -> None:
@@ -295,16 +296,16 @@ class Kernel:
         fields = {"env": message.env, "cwd": cwd, "stdin": message.stdin}
         honoured = {name: value for name, value in fields.items() if name in self._spec.fields}
         metadata = {"cellbox": {"execution": running.number, "ordered": message.stream, **honoured}}
-        running.request = self._channels.send("execute_request", content, metadata if self._spec.marks else None)
+        running.request = self._line.execute(content, metadata)
         running.begun = time.monotonic()
         running.timer = self._loop.call_later(message.timeout_s, running.stop, "timeout")
 
     async def _until_over(self, running: Running, since: int) -> bool:
         """Wait for the end, by the ladder if it must be; return whether the kernel survived."""
-        await asyncio.wait([running.over, running.stopped], return_when=asyncio.FIRST_COMPLETED)
+        await running.woken
         grace_s = running.message.grace_s
-        if self._spec.marks and not running.over.done():  # before it begins it would not hear
-            await asyncio.wait([running.over, running.heard], timeout=grace_s / 4, return_when=asyncio.FIRST_COMPLETED)
+        if self._spec.marks and not running.over.done():
+            await self._line.begun(running.over, within_s=grace_s / 4)
             grace_s = max(running.left_s(), 0)
         if not running.over.done() and not await climb(
             self._process,
@@ -322,7 +323,7 @@ class Kernel:
     def _interrupt(self) -> None:
         """Ask for the end of what runs."""
         if self._spec.interrupted_by_message:
-            self._channels.send("interrupt_request", {}, channel=CONTROL)
+            self._line.interrupt()
         else:
             self._process.signal_group(signal.SIGINT)
 
@@ -352,14 +353,28 @@ class Kernel:
 
     # --- what the kernel says ---------------------------------------------------------------------------------------
 
+    def _hear(self, channel: Channel, message: Received) -> None:
+        match channel:
+            case "shell":
+                self._on_shell(message)
+            case "iopub":
+                self._on_iopub(message)
+            case "stdin":
+                self._on_stdin(message)
+
+    def _on_deaf(self) -> None:
+        """A kernel of ours can be told nothing any more: it is ending, or the code in it has closed what it hears with."""
+        self._loop.call_later(DEAF_S, self._end_deaf)
+
+    def _end_deaf(self) -> None:
+        if not self._exited.done():
+            self._process.kill()
+
     def _on_shell(self, message: Received) -> None:
         running = self._running
         if running is not None and message.parent == running.request:
-            running.on_shell(message, self._heard)
-            if running.reply is not None:
-                if running.published:
-                    self._pipes.unordered()
-                self._pipes.take()  # what it wrote before that, its end marks among it
+            running.on_shell(message)
+            if running.reply is not None and not self._spec.marks:
                 self._wait_for_rest(running, self._loop.time() + REST_MOST_S)
 
     def _on_stdin(self, message: Received) -> None:
@@ -370,7 +385,8 @@ class Kernel:
 
     def _wait_for_rest(self, running: Running, until: float) -> None:
         wait_s = SETTLE_S if running.complete else REST_S
-        running.rest.cancel()
+        if running.rest is not None:
+            running.rest.cancel()
         running.rest = self._loop.call_later(wait_s, self._rest, running, self._heard, until)
 
     def _rest(self, running: Running, heard: int, until: float) -> None:
@@ -381,7 +397,7 @@ class Kernel:
             self._wait_for_rest(running, until)
 
     def _on_iopub(self, message: Received) -> None:
-        self._heard = 0 if message.type == "iopub_welcome" else self._heard + 1
+        self._heard += 1
         running = self._running
         if message.place:
             self._pipes.come(message.place - 1)
@@ -398,19 +414,6 @@ class Kernel:
             running.on_iopub(message)
             if message.type == "status" and running.complete:
                 self._wait_for_rest(running, self._loop.time() + REST_MOST_S)
-        running.on_heard(self._heard)
-        if running.published:
-            self._pipes.unordered()
-
-    def begun(self, pipe: Pipe, execution: int) -> None:  # noqa: ARG002 - both pipes say it
-        """A mark: see ``marks.Heard``."""
-        if self._running is not None and self._running.number == execution and not self._running.heard.done():
-            self._running.heard.set_result(None)
-
-    def ended(self, pipe: Pipe, execution: int) -> None:
-        """A mark: see ``marks.Heard``."""
-        if self._running is not None and self._running.number == execution:
-            self._running.on_end(pipe)
 
     def text(self, execution: int, stream: Pipe, data: bytes) -> None:
         """Marked text: see ``marks.Heard``."""

@@ -69,7 +69,7 @@ class Kernels:
         self._zygote = zygote
         self._send = send
         self._specs = find(config)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         folders = (Path(config.runtime) / f"k{number}" for number in itertools.count(1))
         self._folders = (folder for folder in folders if not os.path.lexists(folder))  # the tenant can make some too
         self._kernels: dict[_Key, Kernel] = {}
@@ -157,7 +157,8 @@ class Kernels:
         kernels = {*self._kernels.values(), *self._ending}
         self._kernels = {}
         await asyncio.gather(*(kernel.stop("killed") for kernel in kernels))
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
 
     def _refused(self, message: Execute, spec: Kernelspec | None) -> Refused | None:
         if spec is None:
@@ -239,8 +240,13 @@ class Kernels:
         self._ending = {kernel for kernel in self._ending if not kernel.is_gone}
         places.keep_usable(self._config.runtime)
         kernel = Kernel(spec, self._config, next(self._folders), gone, self._send, full=self._full)
-        await kernel.start(self._zygote, self._context)
+        await kernel.start(self._zygote, self._zmq)
         return kernel
+
+    def _zmq(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """Return what kernels of others need, made at the first need, since it has threads."""
+        self._context = self._context or zmq.Context()
+        return self._context
 
     def _prepare_spare(self, key: _Key, spec: Kernelspec) -> None:
         """Start the next kernel of ``key`` before anybody asks for it; if that fails, whoever asks will see why."""

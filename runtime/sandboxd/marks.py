@@ -2,8 +2,6 @@
 
 A kernel that was given a secret writes, each in one atomic write (at most 4096 bytes):
 
-    ESC ] cellbox ; SECRET ; b ; EXECUTION BEL                   the execution begins (on both pipes)
-    ESC ] cellbox ; SECRET ; e ; EXECUTION BEL                   it has ended (on both pipes)
     ESC ] cellbox ; SECRET ; t ; EXECUTION ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
     ESC ] cellbox ; SECRET ; d ; PLACE BEL                       here belongs the message that is published with this place
 
@@ -28,12 +26,6 @@ _LONGEST = 64
 class Heard(Protocol):
     """What one pipe says, in order. Called from ``MarkReader.feed``."""
 
-    def begun(self, pipe: Pipe, execution: int) -> None:
-        """The execution begins."""
-
-    def ended(self, pipe: Pipe, execution: int) -> None:
-        """The execution has ended."""
-
     def text(self, execution: int, stream: Pipe, data: bytes) -> None:
         """Text of an execution, never empty; a character may be split between two calls."""
 
@@ -52,7 +44,7 @@ class MarkReader:
         self, secret: str, pipe: Pipe, heard: Heard, placed: Callable[[int], bool] = lambda _place: False
     ) -> None:
         self._prefix = b"\x1b]cellbox;" + secret.encode() + b";"
-        self._mark = re.compile(re.escape(self._prefix) + rb"(?:([bed]);(\d{1,15})|t;(\d{1,15});([12]);(\d{1,4}))\a")
+        self._mark = re.compile(re.escape(self._prefix) + rb"(?:d;(\d{1,15})|t;(\d{1,15});([12]);(\d{1,4}))\a")
         self._pipe: Pipe = pipe
         self._heard = heard
         self._placed = placed
@@ -134,8 +126,8 @@ class MarkReader:
 
     def _marked(self, mark: re.Match[bytes]) -> bool:
         """Take a mark; return whether to wait behind it."""
-        kind, execution, owner, stream, size = mark.groups()
-        if kind is None:
+        place, owner, stream, size = mark.groups()
+        if place is None:
             of: tuple[int, Pipe] = (int(owner), 1 if stream == b"1" else 2)
             if of != self._owner:
                 self._flush()
@@ -143,17 +135,13 @@ class MarkReader:
             self._missing = int(size)
             return False
         self._flush()
-        number = int(execution)
-        if kind == b"d":
-            self.waits = number if self._placed(number) else 0
-        else:
-            (self._heard.begun if kind == b"b" else self._heard.ended)(self._pipe, number)
+        self.waits = int(place) if self._placed(int(place)) else 0
         return self.waits > 0
 
     @staticmethod
     def _may_go_on(rest: bytes) -> bool:
         """Whether what follows the secret, to the end of the data, can be the beginning of a mark."""
-        return len(rest) < _LONGEST and not rest.strip(b"bdet;0123456789")
+        return len(rest) < _LONGEST and not rest.strip(b"dt;0123456789")
 
     def _rest(self, data: bytes, at: int) -> None:
         """Hand on all but what may be the beginning of a mark."""

@@ -19,9 +19,7 @@ HARM = {
     "a file": "rm -rf k1; touch k1",
     "a link": "mv k1 k1-; ln -s /nowhere k1",
     "forbidden": "chmod 0 k1",
-    "its connection file is junk": "echo junk >k1/c.json",
-    "its sockets removed": "rm k1/s-*",
-    "its sockets are pipes": "rm k1/s-*; mkfifo k1/s-1 k1/s-2 k1/s-3 k1/s-4 k1/s-5",
+    "a connection file of somebody": "echo junk >k1/c.json",
     "the next ones are folders": "mkdir k2 k3",
     "the next ones are links": "ln -s /nowhere k2; ln -s . k3",
     "the folder around it is forbidden": "chmod 0 .",
@@ -49,7 +47,7 @@ async def test_a_kernel_outlives_what_a_cell_does_to_its_files_and_the_next_one_
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_a_kernel_whose_sockets_are_gone_is_still_interrupted_and_ended(sandbox, language):
+async def test_a_kernel_whose_folder_is_gone_is_still_interrupted_and_ended(sandbox, language):
     _, shell, _ = LANGUAGES[language]
     await sandbox.run(shell.format(f"rm -rf {sandbox.root}/k1"), language=language)
     busy = {"python": "while True: pass", "node": "while (true) {}"}[language]

@@ -1,4 +1,4 @@
-"""Without marks ``kernel.py`` is an ordinary kernel, for any Jupyter client; with them it still answers as one."""
+"""Without marks ``kernel.py`` is an ordinary kernel, for any Jupyter client."""
 
 import contextlib
 import subprocess
@@ -15,7 +15,7 @@ PATIENCE_S = 30
 
 
 @contextlib.contextmanager
-def connected(marks):
+def connected():
     with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
         file = f"{folder}/c.json"
         write_connection_file(file, transport="ipc", ip=f"{folder}/s")
@@ -23,8 +23,7 @@ def connected(marks):
             [PYTHON, REPOSITORY / "kernels/python/kernel.py", "-f", file],
             cwd=folder,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if marks else None,
-            env={"HOME": folder, "PATH": str(PYTHON.parent)} | marks,
+            env={"HOME": folder, "PATH": str(PYTHON.parent)},
         )
         client = BlockingKernelClient(connection_file=file)
         client.load_connection_file()
@@ -47,19 +46,8 @@ def connected(marks):
 
 @pytest.fixture(scope="module")
 def client():
-    with connected({}) as client:
+    with connected() as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def marked():
-    with connected({"CELLBOX_MARKS": "ab" * 16}) as client:
-        yield client
-
-
-@pytest.fixture(scope="module", params=["client", "marked"])
-def any_client(request):
-    return request.getfixturevalue(request.param)
 
 
 def execute(client, code, **options):
@@ -114,10 +102,10 @@ def test_a_closed_stream_is_put_right(client):
     assert messages == [("stream", {"name": "stdout", "text": "on\n"})]
 
 
-def test_exit_keeps_the_kernel(any_client):
-    reply, _ = execute(any_client, "exit(3)")
+def test_exit_keeps_the_kernel(client):
+    reply, _ = execute(client, "exit(3)")
     assert (reply["status"], reply["exit_code"]) == ("error", 3)
-    reply, _ = execute(any_client, "exit()")
+    reply, _ = execute(client, "exit()")
     assert reply["status"] == "ok"
 
 
@@ -133,12 +121,12 @@ def test_an_interrupted_await_is_a_keyboard_interrupt(client):
     assert (reply["content"]["status"], reply["content"]["ename"]) == ("error", "KeyboardInterrupt")
 
 
-def test_an_unknown_subshell_is_answered(any_client):
-    message = any_client.session.msg("execute_request", {"code": "1", "silent": False})
+def test_an_unknown_subshell_is_answered(client):
+    message = client.session.msg("execute_request", {"code": "1", "silent": False})
     message["header"]["subshell_id"] = "nonsense"
-    any_client.shell_channel.send(message)
+    client.shell_channel.send(message)
     while True:
-        reply = any_client.get_shell_msg(timeout=PATIENCE_S)
+        reply = client.get_shell_msg(timeout=PATIENCE_S)
         if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
             break
     assert reply["content"]["status"] == "error"
@@ -149,20 +137,20 @@ def test_help_goes_to_the_clients_pager(client):
     assert reply["payload"][0]["source"] == "page"
 
 
-def test_completion(any_client):
-    identity = any_client.complete("import o", 8)
+def test_completion(client):
+    identity = client.complete("import o", 8)
     while True:
-        reply = any_client.get_shell_msg(timeout=PATIENCE_S)
+        reply = client.get_shell_msg(timeout=PATIENCE_S)
         if reply["parent_header"].get("msg_id") == identity:
             break
     assert "os" in reply["content"]["matches"]
 
 
-def test_a_request_of_anybody_has_its_status_and_its_input(any_client):
-    identity = any_client.execute("5", allow_stdin=False)
+def test_a_request_of_anybody_has_its_status_and_its_input(client):
+    identity = client.execute("5", allow_stdin=False)
     kinds = []
     while kinds[-1:] != ["idle"]:
-        message = any_client.get_iopub_msg(timeout=PATIENCE_S)
+        message = client.get_iopub_msg(timeout=PATIENCE_S)
         if message["parent_header"].get("msg_id") == identity:
             kinds.append(message["content"].get("execution_state", message["msg_type"]))
     assert kinds == ["busy", "execute_input", "execute_result", "idle"]

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,10 +19,11 @@ from typing import ClassVar
 import msgspec
 import pytest
 import zmq
-from cellbox_wire import Cell, Ending, Error, Kernel, Language, Pump, processes
+from cellbox_wire import Cell, Ending, Error, Kernel, Language, Pump, direct, processes
 from cellbox_wire.messages import Messages
 from cellbox_wire.output import Marks, Streams
 from sandboxd.channels import Channels, Connection
+from sandboxd.direct import Direct
 from sandboxd.marks import MarkReader
 
 PATIENCE_S = 10.0
@@ -88,7 +90,7 @@ class Spoken(Language):
 class Client:
     """A client in the loop of the kernel."""
 
-    def __init__(self, kernel: Kernel, language: Spoken, channels: Channels, received) -> None:
+    def __init__(self, kernel: Kernel, language: Spoken, channels: Channels | Direct, received) -> None:
         self.kernel = kernel
         self.language = language
         self.channels = channels
@@ -115,7 +117,7 @@ class Received:
         self.items = []
         self._event = asyncio.Event()
 
-    def take(self, message):
+    def take(self, channel, message):
         self.items.append((message.type, message.parent, json.loads(message.content)))
         self._event.set()
 
@@ -126,9 +128,9 @@ class Received:
 
 
 @pytest.fixture(params=[None, SECRET], ids=["streams", "marks"])
-async def client(request):
+async def client(request, monkeypatch):
     root = Path(tempfile.mkdtemp(prefix="cb", dir="/tmp"))
-    connection = Connection.make(root / "k", tcp=False)
+    connection = Connection.make(root)
     connection.write()
     made = []
 
@@ -137,15 +139,21 @@ async def client(request):
         return made[0]
 
     received = Received()
-    kernel = Kernel(connection.file, language, request.param)
     context = zmq.Context()
+    if request.param is None:
+        channels = Channels(context, connection, received.take, control=True)
+    else:
+        ours, theirs = socket.socketpair()
+        monkeypatch.setattr(direct, "SOCKET", theirs.detach())
+        monkeypatch.setattr(direct, "BEGUN", os.eventfd(0))
+        channels = Direct(ours, received.take, lambda: None)
+    kernel = Kernel(connection.file, language, request.param)
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(kernel.serve())
-        channels = Channels(context, connection, received.take, received.take, ours=True, control=True)
         async with asyncio.timeout(PATIENCE_S):
             await channels.ready()
         yield Client(kernel, made[0], channels, received)
-        channels.send("shutdown_request", {"restart": False}, channel=4)
+        channels.send("shutdown_request", {"restart": False}, channel="control")
         await asyncio.wait([serving], timeout=PATIENCE_S)
         assert serving.done()
         assert made[0].closed
@@ -165,36 +173,40 @@ async def test_a_request_has_its_status_its_input_and_its_reply(client):
     assert (reply["status"], reply["exit_code"], reply["execution_count"]) == ("ok", 0, 1)
 
 
-async def test_one_that_counts_has_no_status_and_is_told_how_much_there_was(client):
-    before, _ = await client.run("show a")
-    messages, reply = await client.run("show b", metadata=of_us())
+async def test_one_that_counts_has_no_status(client):
+    messages, _ = await client.run("show b", metadata=of_us())
     assert [kind for kind, _ in messages] == ["display_data", "execute_result"]
-    assert reply["published"] == len(before) + len(messages)
 
 
-async def test_what_no_json_can_hold_is_neither_told_nor_counted(client):
-    before, _ = await client.run("show a")
+async def test_what_no_json_can_hold_is_said_and_ends_nothing(client):
     messages, reply = await client.run("nest", metadata=of_us())
     assert {kind for kind, _ in messages} <= {"stream"}  # which says so
-    assert (reply["status"], reply["published"]) == ("ok", len(before) + len(messages))
+    assert reply["status"] == "ok"
+    assert (await client.run("show a", metadata=of_us()))[1]["status"] == "ok"
 
 
+@pytest.mark.parametrize("client", [None], ids=["streams"], indirect=True)
 async def test_every_subscriber_is_greeted(client):
     file = client.kernel.connection_file
-    context = zmq.Context()
-    second = Channels(
-        context,
-        Connection(file.parent, json.loads(file.read_text())["key"]),
-        lambda message: None,
-        lambda message: None,
-        ours=True,
-    )
+    context, received = zmq.Context(), Received()
+    known = json.loads(file.read_text())
+    ports = tuple(known[f"{name}_port"] for name in ("shell", "iopub", "stdin", "control", "hb"))
+    second = Channels(context, Connection(file.parent, known["key"], ports), received.take)
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            await second.ready()
+        while "iopub_welcome" not in [kind for kind, _, _ in received.items]:
+            await received.more()
     finally:
         second.close()
         context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("client", [SECRET], ids=["marks"], indirect=True)
+async def test_what_was_published_is_there_before_the_reply(client):
+    for _ in range(3):
+        request = client.send("show b", metadata=of_us())
+        await client.messages(request)
+    kinds = [kind for kind, _, _ in client._received.items]
+    assert kinds == ["iopub_welcome", *["display_data", "execute_result", "execute_reply"] * 3]
 
 
 async def test_an_error_is_published_and_replied(client):
@@ -221,7 +233,7 @@ async def test_interrupts_reach_the_language_while_a_cell_runs(client):
     client.language.waits.clear()
     request = client.send("wait", metadata=of_us(2))
     await client.language.waits.wait()
-    client.channels.send("interrupt_request", {}, channel=4)
+    client.channels.send("interrupt_request", {}, channel="control")
     await client.messages(request)
     assert client.language.interrupted == 2
 
@@ -277,12 +289,13 @@ async def test_all_other_requests_have_an_answer(client, kind, field):
 
 
 async def test_a_request_that_comes_before_a_reply_is_sent_is_taken_after_it(client):
-    """The descriptor of the socket tells of it once, and sending uses that up."""
+    """The descriptor of a ZeroMQ socket tells of it once, and sending uses that up."""
     requests = []
 
     def meet():
         requests.append(client.send("show b", metadata=of_us(2)))
-        assert select.select([client.kernel._sockets._sockets["shell"].FD], [], [], PATIENCE_S)[0]
+        if isinstance(client.channels, Channels):
+            assert select.select([client.kernel._sockets._sockets["shell"].FD], [], [], PATIENCE_S)[0]
         time.sleep(0.01)  # sending looks for what has come where it has not looked for some milliseconds
 
     client.language.called = meet
@@ -291,9 +304,13 @@ async def test_a_request_that_comes_before_a_reply_is_sent_is_taken_after_it(cli
 
 
 async def test_junk_on_the_shell_channel_is_ignored(client):
-    socket = client.channels._sockets[1]
-    for frames in ([b"x"], [b"<IDS|MSG>"], [b"<IDS|MSG>", b"sig", b"{}", b"{}", b"{}", b"{}"], [b"[" * 10_000]):
-        socket.send_multipart(frames)
+    if isinstance(client.channels, Channels):
+        shell = client.channels._sockets["shell"]
+        for frames in ([b"x"], [b"<IDS|MSG>"], [b"<IDS|MSG>", b"sig", b"{}", b"{}", b"{}", b"{}"], [b"[" * 10_000]):
+            shell.send_multipart(frames)
+    else:
+        for body in (b"", b"x", b"{}", b"[" * 100_000, b'{"channel":"shell","header":{},"metadata":{},"content":{}}'):
+            client.channels._socket.sendall(len(body).to_bytes(4, "big") + body)
     assert (await client.run("show a", metadata=of_us()))[1]["status"] == "ok"
 
 
@@ -335,12 +352,6 @@ class Heard:
     def __init__(self):
         self.said = []
 
-    def begun(self, pipe, execution):
-        self.said.append(("begun", pipe, execution))
-
-    def ended(self, pipe, execution):
-        self.said.append(("ended", pipe, execution))
-
     def text(self, execution, stream, data):
         self.said.append((execution, stream, data))
 
@@ -355,18 +366,17 @@ class Heard:
 def test_marks_are_those_that_sandboxd_reads(capfdbinary):
     marks = Marks(SECRET)
     assert marks.place() is None
-    marks.begin(7, ordered=True)
+    marks.begin(ordered=True)
     assert marks.place() == 1
     marks.write(7, 1, b"out")
     marks.write(3, 2, b"x" * 10_000)
     marks.write(7, 1, b"")
     marks.end(7)
     out, err = capfdbinary.readouterr()
-    heard = {1: Heard(), 2: Heard()}
-    for pipe, data in ((1, out), (2, err)):
-        MarkReader(SECRET, pipe, heard[pipe], heard[pipe].placed).feed(data)
-    assert heard[1].said == [("begun", 1, 7), ("placed", 1), (7, 1, b"out"), (3, 2, b"x" * 10_000), ("ended", 1, 7)]
-    assert heard[2].said == [("begun", 2, 7), ("ended", 2, 7)]
+    heard = Heard()
+    MarkReader(SECRET, 1, heard, heard.placed).feed(out)
+    assert heard.said == [("placed", 1), (7, 1, b"out"), (3, 2, b"x" * 10_000)]
+    assert err == b""
     assert max(map(len, out.split(b"\x1b"))) <= 4096
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import zmq
 from sandboxd import channels as channels_module
-from sandboxd.channels import IOPUB, Channels, Connection, Received
+from sandboxd.channels import Channels, Connection
+from sandboxd.messages import Channel, Received
 
 
 class OneSocketOnly(zmq.Context[Any]):
@@ -30,9 +31,9 @@ class OneSocketOnly(zmq.Context[Any]):
 
 async def test_channels_that_cannot_be_made_leave_nothing(tmp_path: Path) -> None:
     context = OneSocketOnly()
-    connection = Connection(tmp_path, "key")
+    connection = Connection.make(tmp_path)
     with pytest.raises(zmq.ZMQError):
-        Channels(context, connection, lambda _: None, lambda _: None, ours=True)
+        Channels(context, connection, lambda _channel, _message: None)
     assert context.made.closed
     context.term()
 
@@ -51,20 +52,20 @@ class Heard:
         self.lengths: list[int] = []
         self.came = asyncio.Event()
 
-    def __call__(self, got: Received) -> None:
+    def __call__(self, _channel: Channel, got: Received) -> None:
         self.lengths.append(len(got.content))
         self.came.set()
 
 
 async def test_what_waits_of_a_foreign_kernel_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nobody reads, as in a loop that is busy. The kernel's own queue holds one message, so it drops the rest."""
-    monkeypatch.setattr(channels_module, "_WAITING_FOREIGN", 64)
+    monkeypatch.setattr(channels_module, "_WAITING", 64)
     context, length, heard = zmq.Context[Any](), 2**20, Heard()
-    connection = Connection.make(tmp_path / "k", tcp=True)
+    connection = Connection.make(tmp_path)
     with zmq.Context[Any]() as kernel_context, kernel_context.socket(zmq.XPUB) as kernel:
         kernel.sndhwm, kernel.linger = 1, 0
-        kernel.bind(connection.address(IOPUB))
-        channels = Channels(context, connection, lambda _: None, heard, ours=False)
+        kernel.bind(connection.address("iopub"))
+        channels = Channels(context, connection, heard)
         assert kernel.poll(5000)
         assert kernel.recv() == b"\1"
         long, short = message(connection, "stream", "x" * length), message(connection, "stream", "")

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from sandboxd.channels import Received
 from sandboxd.execution import Running
+from sandboxd.messages import Received
 from sandboxd.processes import Exited
 from sandboxd.protocol import Execute, Outcome, OutputLimits
 
@@ -33,11 +33,11 @@ def outcome(
     running = Running(message, 1, marks=marks, send=lambda _message: None)
     for received in messages:
         if received.type == "execute_reply":
-            running.on_shell(received, 0)
+            running.on_shell(received)
         else:
             running.on_iopub(received)
     complete = running.complete
-    assert not running.over.done()
+    assert running.over.done() == (marks and running.reply is not None)
     running.end()
     return complete, running.outcome("kept", Exited(None), stopped=None)
 
@@ -55,8 +55,10 @@ async def test_an_idle_that_never_came_means_that_messages_were_dropped() -> Non
     assert (ended.status, ended.stdout, ended.truncated) == ("ok", "text", True)
 
 
-async def test_a_kernel_of_ours_sends_none() -> None:
-    assert not outcome([TEXT, REPLY], marks=True)[1].truncated
+async def test_a_kernel_of_ours_is_done_with_its_reply() -> None:
+    complete, ended = outcome([TEXT, REPLY], marks=True)
+    assert complete
+    assert not ended.truncated
 
 
 async def test_without_a_reply_nothing_is_known_to_be_missing() -> None:

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandboxd.channels import Received, decode
 from sandboxd.execution import Running
 from sandboxd.link import within_limits
+from sandboxd.messages import Received, decode
 from sandboxd.processes import Exited
 from sandboxd.protocol import (
     Execute,
@@ -180,7 +180,7 @@ async def test_an_answer_fits_into_a_frame_whatever_was_displayed(displayed, lim
     )
     long = ["\U0001f600" * 3_000] * 300
     running.on_shell(
-        Received("execute_reply", "", reply(ename="\U0001f600" * 2_000, evalue=long[0] * 50, traceback=long)), 0
+        Received("execute_reply", "", reply(ename="\U0001f600" * 2_000, evalue=long[0] * 50, traceback=long))
     )
     outcome = running.outcome("new", Exited(0), stopped=None)
     assert sum(map(len, outcome.error.traceback)) <= 100_000

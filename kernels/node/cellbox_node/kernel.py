@@ -76,7 +76,8 @@ class Node(Language):
         self._question = 0
         self._held: dict[int, dict[str, Any]] = {}
         """Displays whose place among the text has not come yet."""
-        self._answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._answer: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
+        """None: the child has ended first."""
         self._status: asyncio.Future[int] = self._loop.create_future()
 
     async def start(self) -> None:
@@ -88,7 +89,7 @@ class Node(Language):
             self._child = Child(self._receive, self._ended, outputs)
         self._child.send({"type": "hello", "secret": secret, "places": not self._kernel.marks})
         async with asyncio.timeout(_START_S):
-            ready = await self._answered()
+            ready = await self._answer
         if ready is None:
             raise OSError(f"node ended with {self._status.result()} while it was starting")
         self.information["language_info"]["version"] = str(ready.get("version"))
@@ -208,7 +209,7 @@ class Node(Language):
             return None
         self._answer = self._loop.create_future()
         self._child.send(request)
-        return await self._answered()
+        return await self._answer
 
     async def _look_up(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a question; an empty one if there is none within ``_ANSWER_S``."""
@@ -217,11 +218,6 @@ class Node(Language):
             async with asyncio.timeout(_ANSWER_S):
                 return await self._ask(request | {"question": self._question}) or {}
         return {}
-
-    async def _answered(self) -> dict[str, Any] | None:
-        waited: list[asyncio.Future[Any]] = [self._answer, self._status]
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        return self._answer.result() if self._answer.done() else None
 
     def _receive(self, message: dict[str, Any]) -> None:
         number = message.get("number")
@@ -261,7 +257,7 @@ class Node(Language):
             kind = "update_display_data" if message.get("update") else "display_data"
             self._kernel.publish(number, kind, content, place)
 
-    def _answered_with(self, message: dict[str, Any]) -> None:
+    def _answered_with(self, message: dict[str, Any] | None) -> None:
         if not self._answer.done():
             self._answer.set_result(message)
 
@@ -273,6 +269,7 @@ class Node(Language):
         self._settled.set()
         self._unsettled.clear()
         self._status.set_result(status)
+        self._answered_with(None)
         if self._kernel.marks and not self._closing:
             self._kernel.end_as(status)
 

@@ -21,8 +21,7 @@ const { Writable } = require('node:stream');
 const { setImmediate } = require('node:timers');
 
 const LONGEST = 4000;
-const O_NONBLOCK = fs.constants.O_NONBLOCK;
-const { writeSync, writevSync, fstatSync, statSync, openSync, closeSync, readFileSync } = fs;
+const { writeSync, writevSync, readSync, fstatSync, openSync, closeSync } = fs;
 
 class Output {
   /** `owner()`: the number of the execution that the running code belongs to. `after`: whether displays are marked, once
@@ -34,7 +33,7 @@ class Output {
     this.prefix = `\x1b]cellbox;${secret};`;
     // Opened anew: closed on exec, and blocking whatever children do to the descriptors that they inherit.
     this.pipes = [1, 2].map((descriptor) => openSync(`/proc/self/fd/${descriptor}`, 'w'));
-    this.nodes = this.pipes.map((pipe) => fstatSync(pipe).ino);
+    this.sound = [0, 1, 2].map((descriptor) => new Sound(descriptor));
     this.streams = { stdout: new Stream(this, 1), stderr: new Stream(this, 2) };
     this.takeOver();
   }
@@ -66,15 +65,18 @@ class Output {
   /** Put right what a cell or its children did to the streams. */
   restore() {
     [1, 2].forEach((descriptor, index) => {
-      if (!this.isSound(descriptor, index)) reopen(descriptor, `/proc/self/fd/${this.pipes[index]}`, 'w');
+      if (this.sound[descriptor].isAsBefore()) return;
+      reopen(descriptor, `/proc/self/fd/${this.pipes[index]}`, 'w');
+      this.sound[descriptor].note();
     });
     this.takeOver();
   }
 
   /** Make `file` standard input; null for none. */
   setInput(file) {
-    if (file === null && isNull(0) && !this.inputUsed) return;
+    if (file === null && !this.inputUsed && this.sound[0].isAsBefore()) return;
     reopen(0, file ?? '/dev/null', 'r');
+    if (file === null) this.sound[0].note();
     this.inputUsed = file !== null;
     let stream = null;
     const get = () => {
@@ -90,14 +92,32 @@ class Output {
       Object.defineProperty(process, name, { configurable: true, enumerable: true, get: () => stream });
     }
   }
+}
 
-  isSound(descriptor, index) {
+/** Whether a descriptor is open for the same file in the same way as when that was noted: one system call in most cases. */
+class Sound {
+  constructor(descriptor) {
+    this.descriptor = descriptor;
+    this.text = Buffer.alloc(1024);
+    this.info = openSync(`/proc/self/fdinfo/${descriptor}`, 'r'); // tells of the number, whatever is open there
+    this.note();
+  }
+
+  note() {
+    this.noted = this.look();
+  }
+
+  isAsBefore() {
+    return this.noted !== null && this.look() === this.noted;
+  }
+
+  /** Position, flags and what older systems do not tell there: the number of the file. */
+  look() {
     try {
-      if (fstatSync(descriptor).ino !== this.nodes[index]) return false;
-      const [, flags] = /^flags:\s*([0-7]+)/m.exec(readFileSync(`/proc/self/fdinfo/${descriptor}`, 'latin1'));
-      return (parseInt(flags, 8) & O_NONBLOCK) === 0;
+      const told = this.text.latin1Slice(0, readSync(this.info, this.text, 0, this.text.length, 0));
+      return /^ino:/m.test(told) ? told : `${told}${fstatSync(this.descriptor).ino}`;
     } catch {
-      return false;
+      return null;
     }
   }
 }
@@ -176,14 +196,6 @@ function cut(bytes, start) {
   let at = end;
   while (at > end - 4 && (bytes[at] & 0xc0) === 0x80) at -= 1;
   return (bytes[at] & 0xc0) === 0x80 ? end : at;
-}
-
-function isNull(descriptor) {
-  try {
-    return fstatSync(descriptor).rdev === statSync('/dev/null').rdev;
-  } catch {
-    return false;
-  }
 }
 
 /** Open `path` as `descriptor`: the lowest free one is what opening gives. */

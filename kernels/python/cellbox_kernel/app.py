@@ -14,14 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import zmq
 from ipykernel.kernelapp import IPKernelApp
 from tornado import ioloop
 from traitlets import Type
 from traitlets.config import Config
-from zmq.eventloop.zmqstream import ZMQStream
 
-from . import loops, publisher, streams
+from . import direct, loops, streams
 from .kernel import Kernel
 
 for _late in (
@@ -36,17 +34,6 @@ for _late in (
     "unicodedata",
 ):
     importlib.import_module(_late)
-
-
-class DirectStream(ZMQStream):
-    """Sends at once; the loop then looks for messages whose announcement the sending may have used up."""
-
-    def send_multipart(self, msg: Any, *_options: Any, copy: bool = True, **_named: Any) -> None:
-        self.socket.send_multipart(msg, copy=copy)
-        self.io_loop.add_callback(self._handle_events, self.socket, 0)
-
-    def flush(self, *_options: Any) -> int:
-        return 0
 
 
 class App(IPKernelApp):
@@ -66,30 +53,27 @@ class App(IPKernelApp):
     def parse_command_line(self, argv: list[str] | None = None) -> None:
         """There is none: all is said in ``run``."""
 
-    # --- with marks: one client, who needs neither heartbeat nor subshells, so one thread does it all -------------------
+    # --- with a secret: one client, who is there from the start, so there are neither sockets nor threads -------------
+
+    def init_connection_file(self) -> None:
+        if self.secret is None:
+            super().init_connection_file()
+
+    def write_connection_file(self, **options: Any) -> None:
+        if self.secret is None:
+            super().write_connection_file(**options)
+
+    def init_sockets(self) -> None:
+        if self.secret is None:
+            super().init_sockets()
+            return
+        self.configure_tornado_logger()
+        self.session.auth = None  # nobody else can write to the client, so nothing is signed
+        self.iopub_thread = self.iopub_socket = Kernel.direct = direct.Direct(_place)
 
     def init_heartbeat(self) -> None:
         if self.secret is None:
             super().init_heartbeat()
-
-    def init_control(self, context: zmq.Context[Any]) -> None:
-        if self.secret is None:
-            super().init_control(context)
-            return
-        self.control_socket = context.socket(zmq.ROUTER)
-        self.control_socket.linger = 1000
-        self.control_port = self._bind_socket(self.control_socket, self.control_port)
-
-    def init_iopub(self, context: zmq.Context[Any]) -> None:
-        if self.secret is None:
-            super().init_iopub(context)
-            return
-        socket = context.socket(zmq.XPUB)
-        socket.linger = 1000
-        socket.sndhwm = 0
-        self.iopub_port = self._bind_socket(socket, self.iopub_port)
-        self.configure_tornado_logger()
-        self.iopub_thread = self.iopub_socket = publisher.Publisher(socket, self.session, _place)
 
     def init_kernel(self) -> None:
         if self.secret is None:
@@ -98,16 +82,12 @@ class App(IPKernelApp):
         self.kernel = Kernel.instance(
             parent=self,
             session=self.session,
-            shell_stream=DirectStream(self.shell_socket),
-            control_stream=ZMQStream(self.control_socket),
             iopub_thread=self.iopub_thread,
             iopub_socket=self.iopub_socket,
-            stdin_socket=self.stdin_socket,
             log=self.log,
             profile_dir=self.profile_dir,
             user_ns=self.user_ns,
         )
-        self.kernel.record_ports({f"{name}_port": port for name, port in self._ports.items()})
         self.displayhook.get_execution_count = lambda: self.kernel.execution_count
 
     def log_connection_info(self) -> None:
@@ -128,8 +108,8 @@ class App(IPKernelApp):
             return
 
 
-def _place() -> list[bytes]:
-    return Kernel.streams.place() if Kernel.streams is not None else []
+def _place() -> int:
+    return Kernel.streams.place() if Kernel.streams is not None else 0
 
 
 def run(connection_file: str) -> int:

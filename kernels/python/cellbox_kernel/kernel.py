@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import ctypes
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -19,6 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 
 from . import errors, packages
+from .direct import Direct
 from .shell import Compiler, Shell, no_breakpoint
 from .streams import Streams
 
@@ -27,14 +30,14 @@ class Kernel(IPythonKernel):
     """The kernel of this process.
 
     An execute request may carry ``{"cellbox": {"execution": 7, "env": {…}, "cwd": "…"}}`` in its metadata: the number its
-    marks carry, variables that are set for this execution, and the directory it runs in. Then neither status nor
-    execute_input are published for it: its end is the reply. The reply has ``exit_code`` and, with marks, ``published``: how many
-    messages iopub had until then, counted from the last greeting.
+    marks carry, variables that are set for this execution, and the directory it runs in. The reply has ``exit_code``. To the one
+    client that ``direct`` leads to neither status nor execute_input are published: the end of an execution is the reply.
     """
 
     shell_class = Type(Shell)
     compiler_class = Type(Compiler)
     streams: Streams | None = None
+    direct: Direct | None = None
     interrupted = False
     """Whether the running cell's await was cancelled by SIGINT."""
 
@@ -43,6 +46,7 @@ class Kernel(IPythonKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._cell: asyncio.Future[Any] | None = None
+        self._serving: asyncio.Future[None] | None = None
         self._in_cell = False
         self._libc = ctypes.CDLL(None)
         self._home = (sys.stdout, sys.stderr)
@@ -55,29 +59,35 @@ class Kernel(IPythonKernel):
         if any(getattr(stream, "closed", True) for stream in (sys.stdout, sys.stderr)):
             self._streams_home()
 
-    def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
-        """Note the request that is being handled. Without subshells one that names a subshell is marked as astray."""
-        header = parent.get("header") or {}
-        if not self._supports_kernel_subshells and header.pop("subshell_id", None) is not None:
-            parent["astray"] = True
-        super().set_parent(ident, parent, channel)
+    def start(self) -> None:
+        """Serve the clients."""
+        super().start()
+        if self.direct is not None:
+            self._cells = contextvars.copy_context()
+            self.direct.listen(self.io_loop.asyncio_loop, partial(self._serve, self.direct))
 
-    def should_handle(self, stream: Any, msg: dict[str, Any], idents: Any) -> bool:
-        """Answer what is astray with an error."""
-        if not msg.get("astray"):
-            return True
-        content = {"status": "error", "ename": "UnknownSubshellError", "evalue": "no subshells here", "traceback": []}
-        kind = msg["header"]["msg_type"].replace("_request", "_reply")
-        self.session.send(stream, kind, content, msg, ident=idents)
-        return False
+    def _serve(self, direct: Direct, request: dict[str, Any]) -> None:
+        """Answer a request of the one client, in the context that all cells share."""
+        loop = self.io_loop.asyncio_loop
+        self._serving = loop.create_task(self._answer(direct, request), context=self._cells)
+
+    async def _answer(self, direct: Direct, request: dict[str, Any]) -> None:
+        async with self._main_asyncio_lock:
+            self.set_parent([], request)
+            content = request["content"]
+            reply = await self.do_execute(
+                content["code"], False, allow_stdin=content["allow_stdin"], cell_meta=request["metadata"]
+            )
+            direct.reply(request, reply)
 
     def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
-        if not _is_ours(parent or self.get_parent(channel)):
+        if self.direct is None:
             super()._publish_status(status, channel, parent)
 
-    def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
-        if not _is_ours(parent):
-            super()._publish_execute_input(code, parent, execution_count)
+    def _input_request(self, prompt: str, ident: Any, parent: dict[str, Any], password: bool = False) -> Any:
+        if self.direct is None:
+            return super()._input_request(prompt, ident, parent, password)
+        return self.direct.ask(parent, {"prompt": prompt, "password": password})
 
     def pre_handler_hook(self) -> None:
         """SIGINT is of the cell only; see ``do_execute``."""
@@ -98,7 +108,6 @@ class Kernel(IPythonKernel):
     ) -> dict[str, Any]:
         """Run ``code``; return the content of the reply. Raises nothing: a request without a reply lasts to its timeout."""
         request = (cell_meta or {}).get("cellbox") or {}
-        execution = request.get("execution")
         try:
             reply = await self._execute(
                 request,
@@ -114,10 +123,6 @@ class Kernel(IPythonKernel):
             reply = {"status": "error", "exit_code": 1, "ename": name, "evalue": f"in the kernel: {error}"[:1000]}
             reply |= {"traceback": [f"{name}: in the kernel, which an earlier cell may have broken: {error}"[:1000]]}
             reply |= {"execution_count": self.shell.execution_count, "payload": [], "user_expressions": {}}
-        if self.streams is not None:
-            reply["published"] = self.iopub_thread.published
-            if execution is not None:
-                self.streams.end(execution)
         return reply
 
     async def _execute(
@@ -135,7 +140,6 @@ class Kernel(IPythonKernel):
         shell.shown = None
         self.interrupted = False
         failed: BaseException | None = None
-        execution = request.get("execution")
         with contextlib.suppress(Exception):  # a cell put something else in the place of sys.path or the like
             packages.find_new()
         self._streams_home()
@@ -143,10 +147,9 @@ class Kernel(IPythonKernel):
         self._forward_input(allow_stdin)
         try:
             with self._interruptible(), _environment(request.get("env") or {}), _directory(request.get("cwd")):
-                if self.streams is not None and execution is not None:
-                    self.streams.begin(
-                        execution, ordered=request.get("ordered") is True
-                    )  # from here on an interrupt is heard
+                if self.streams is not None and self.direct is not None:
+                    self.streams.begin(request["execution"], ordered=request["ordered"])
+                    self.direct.begun()
                 failed = await self._run_cell(code, silent, store_history, cell_id)
         except BaseException as error:  # noqa: BLE001 - an interrupt between the cell and us, a broken hook of the cell's
             failed = error
@@ -224,7 +227,7 @@ class Kernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _on_sigint(self, _number: int, frame: FrameType | None) -> None:
-        if not self._in_cell or (self.streams is not None and self.iopub_thread.defers_interrupt()):
+        if not self._in_cell or (self.direct is not None and self.direct.defers_interrupt()):
             return
         if self._cell is not None and not _runs_in_cell(frame):
             # The cell awaits. From a signal handler the loop is only woken this way. A background task that keeps the loop
@@ -261,11 +264,6 @@ def _runs_in_cell(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _is_ours(parent: dict[str, Any]) -> bool:
-    """Whether a request comes from one who counts."""
-    return "cellbox" in (parent.get("metadata") or {})
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 What Python code prints goes through descriptor 1 for both streams, so their order is kept, in **marks**:
 
-    ESC ] cellbox ; SECRET ; b ; EXECUTION BEL                   the execution begins (on both pipes)
-    ESC ] cellbox ; SECRET ; e ; EXECUTION BEL                   it has ended (on both pipes)
     ESC ] cellbox ; SECRET ; t ; EXECUTION ; STREAM ; BYTES BEL  and that many bytes of its text; STREAM is 1 or 2
     ESC ] cellbox ; SECRET ; d ; PLACE BEL                       here belongs the message with the frame ``place:PLACE``
 
@@ -88,19 +86,14 @@ class Streams:
         self.running = execution
         self._ordered = ordered
         owner.set(execution)
-        self._tell(b"b", execution)
 
-    def end(self, execution: int) -> None:
-        """``execution`` is over; nothing it wrote in the foreground comes after this."""
-        self._tell(b"e", execution)
-
-    def place(self) -> list[bytes]:
-        """Mark the place of a message that is about to be sent; return the frames by which it is known there."""
+    def place(self) -> int:
+        """Mark the place of a message that is about to be sent; return its number; 0: nobody wants to know."""
         if not self._ordered:
-            return []
+            return 0
         self._places += 1
         _write(self._private[0], b"%sd;%d\a" % (self._prefix, self._places))
-        return [b"place:%d" % self._places]
+        return self._places
 
     def write(self, stream: int, data: bytes) -> None:
         """Write text of the current owner to ``stream`` 1 or 2."""
@@ -125,10 +118,6 @@ class Streams:
     def _heads_of(self, execution: int) -> tuple[int, list[bytes]]:
         """Return the execution and how marks of its text on streams 1 and 2 begin. One value, for any thread to replace."""
         return execution, [b"%st;%d;%d;" % (self._prefix, execution, stream) for stream in (1, 2)]
-
-    def _tell(self, kind: bytes, execution: int) -> None:
-        for descriptor in self._private:
-            _write(descriptor, b"%s%s;%d\a" % (self._prefix, kind, execution))
 
     def _in_child(self) -> None:
         self._forked = True
