@@ -38,7 +38,8 @@ async def prepare(work: Work, live: Live, config: RunConfig, store: StoreFiles, 
         await store(request.key, request.files)
         if work.how:
             return False
-    work.execution.running()
+    if work.execution.phase == "queued":
+        work.execution.running()
     if requirements.wanted(request):
         await _install(work, live, config, run)
     return not (work.how or work.failed)

@@ -71,6 +71,8 @@ class Work:
         self.how: How | None = None
         self.turn = False
         self.nudge = asyncio.Event()
+        self.prepared = False
+        """Whether what comes before the run is done."""
         self.installed: Outcome | None = None
         """How its requirements were installed."""
         self.failed: Outcome | None = None

@@ -18,22 +18,16 @@ from collections.abc import Callable
 import msgspec
 from sandboxd.protocol import Finished, Outcome, Reason, Refused
 
-from interpreter import languages
 from interpreter.backends.base import SandboxId
 from interpreter.errors import (
-    CwdNotFound,
     InternalError,
-    KernelStartFailed,
     NoInputRequested,
     QueueTimeout,
-    RunStartFailed,
     SandboxStartFailed,
     ServiceError,
     ShuttingDown,
-    UnknownLanguage,
-    UnsupportedField,
 )
-from interpreter.executions import preparing, requirements
+from interpreter.executions import preparing, refusals, requirements
 from interpreter.executions.execution import Execution
 from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended, heavy, with_cause
 from interpreter.executions.recorder import Recorder
@@ -227,7 +221,7 @@ class Runner:
         goes_on = False
         if self._released and not isinstance(result, Answer):
             goes_on = execution.phase == "running" or execution.named
-            result = _goes_on(execution)
+            result = refusals.goes_on(execution)
         uncertain = work.told and isinstance(result, InternalError)
         self._count(execution, result, goes_on=goes_on)
         execution.end(result, self._clock(), goes_on=goes_on, uncertain=uncertain)
@@ -274,7 +268,7 @@ class Runner:
             timing = Timing(queued_ms=milliseconds(turn - began), started_ms=milliseconds(self._clock() - turn))
             return self._not_run(work, timing)
         if isinstance(finished, Refused):
-            raise _refused(request, finished, live)
+            raise refusals.refused(request, finished, live)
         outcome = with_cause(finished.outcome)
         if (said := outcome.stderr.removeprefix(finished.outcome.stderr)) and work.execution.events.text_size("stderr"):
             work.execution.events.add_text("stderr", said)  # where nothing was heard of it, the answer's is told whole
@@ -324,13 +318,14 @@ class Runner:
             work.execution.resumed()
             pending.hear = work.execution.hear_rest
             return adopted, run, await run.resumed(pending, work.sent.at)
-        for attempt in range(ATTEMPTS):
+        for _ in range(ATTEMPTS):
             live = None if work.how else await self._sandbox(work)
             if live is None:
                 return None, None, None
             try:
-                if not (attempt or await self._prepared(work, live)):
+                if not (work.prepared or await self._prepared(work, live)):
                     return None, None, None
+                work.prepared = True
                 run = self._at(work, live)
                 self._recorder.sent(work.execution, live.row.id, run.link_id)
                 work.told = True
@@ -423,15 +418,6 @@ class Runner:
         )
 
 
-def _goes_on(execution: Execution) -> ServiceError:
-    if execution.phase == "running":
-        return ShuttingDown(
-            f"The service is stopping; execution {execution.id} goes on and can be fetched from the next one.",
-            retry_after_s=5.0,
-        )
-    return ShuttingDown("The service is stopping; nothing has run yet.", retry_after_s=5.0)
-
-
 def _your_turn(work: Work) -> None:
     work.turn = True
     work.nudge.set()
@@ -440,25 +426,6 @@ def _your_turn(work: Work) -> None:
 def _ticket(execution: Execution) -> str:
     """Return its name in queues. With the scope: two callers may have chosen the same id."""
     return f"{execution.scope}/{execution.id}"
-
-
-def _refused(request: ExecRequest, refused: Refused, live: Live) -> ServiceError:
-    text = "".join(c if c.isprintable() else " " for c in refused.message[:300])
-    match refused.code:
-        case "cwd_not_found":
-            return CwdNotFound("cwd names no directory inside the sandbox; nothing has run.")
-        case "unsupported_field":
-            return UnsupportedField(text)
-        case "kernel_start_failed":
-            return KernelStartFailed(text, retry_after_s=1.0)
-        case "run_start_failed":
-            return RunStartFailed(text, retry_after_s=1.0)
-        case "unknown_language":
-            hello = live.hello
-            there = [] if hello is None else hello.kernels if request.stateful else hello.stateless
-            # What the sandbox says goes through the same rule as what callers say.
-            found, how = languages.listed(there), "stateful " if request.stateful else ""
-            return UnknownLanguage(f"There is no {how}language {request.language!r} here; there are {found}.")
 
 
 def _fields(execution: Execution, result: Answer | ServiceError) -> dict[str, object]:
