@@ -2,7 +2,7 @@
 children than before, or the host has empty cgroups or mounts of ours that were not there; ``no_task_left`` (tests with a loop)
 fails one that leaves tasks running. Both run after the fixtures of the test have been torn down.
 
-Tests that use ``cellbox`` share a client, which keeps connections between tests: there descriptors are not counted.
+Tests that share a service share its client, which keeps connections between tests: there descriptors are not counted.
 """
 
 from __future__ import annotations
@@ -82,13 +82,20 @@ def nothing_left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         "children": _children,
         "cgroups": lambda: _cgroups(temporary),
         "mounts": lambda: set(mounting.below(temporary)),
+        "descriptors": _descriptors,
     }
-    if "cellbox" not in request.fixturenames:
-        counts["descriptors"] = _descriptors
     before = {name: count() for name, count in counts.items()}
     yield
+    if _shares_a_client(request):
+        del counts["descriptors"]
     for name, count in counts.items():
         _wait_until_gone(name, count, before[name])
+
+
+def _shares_a_client(request: pytest.FixtureRequest) -> bool:
+    """Whether the test was given a running service. One of its own is closed by the fixture that made it."""
+    given = request.node.funcargs.values()
+    return "cellbox" in request.fixturenames or any(type(each).__name__ == "Cellbox" for each in given)
 
 
 def _wait_until_gone(name: str, count: Callable[[], set[str]], before: set[str]) -> None:
