@@ -37,7 +37,7 @@ from interpreter.backends.base import (
 from interpreter.tasks import Tasks, finish
 
 from . import failure, gvisor, image, seen, sources, spec, weaknesses
-from .engine import Answer, Engine, EngineError, EngineGone, Follower, Listening, NotThere, Silent
+from .engine import Answer, DiskFull, Engine, EngineError, EngineGone, Follower, Listening, NotThere, Silent
 from .sandbox import DockerSandbox, exit_of
 
 log = logging.getLogger(__name__)
@@ -247,7 +247,10 @@ class DockerBackend(Backend, Listening):
                 _drop(sight)
             await finish(self._undo(sandbox), within_s=_START_S)
             if isinstance(error, EngineError | sources.Planted | OSError):
-                log.error("a sandbox could not be started", extra={"sandbox": wanted.id}, exc_info=error)
+                # One line for each call while an engine is away or full: what raised it is no news.
+                trace = None if isinstance(error, EngineGone | DiskFull) else error
+                told = {"sandbox": wanted.id, "error": repr(error)}
+                log.error("a sandbox could not be started", extra=told, exc_info=trace)
                 raise failure.of_start(error, self._place.image, self._engine.address) from error
             raise
         finally:
