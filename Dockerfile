@@ -4,7 +4,7 @@
 FROM debian:trixie-slim AS system
 RUN export DEBIAN_FRONTEND=noninteractive \
  && apt-get update -qq \
- && apt-get install -y -qq --no-install-recommends ca-certificates python3 >/dev/null \
+ && apt-get install -y -qq --no-install-recommends ca-certificates e2fsprogs python3 >/dev/null \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/* /var/log/*
 
 FROM system AS packages

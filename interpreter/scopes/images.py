@@ -77,8 +77,7 @@ def make(image: Path, size: int, *, lock: int | None = None) -> None:
 
     Raises ImageError, OSError.
     """
-    room = os.statvfs(image.parent)
-    if room.f_bavail * room.f_frsize < _LITTLE_BYTES:
+    if not has_room(image.parent):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     handle = os.open(image, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -90,6 +89,12 @@ def make(image: Path, size: int, *, lock: int | None = None) -> None:
     layout += ["-O", _FEATURES, "-J", f"size={journal}", "-e", "remount-ro"]
     lazily = "nodiscard,lazy_itable_init=1,lazy_journal_init=1"
     _run("mkfs.ext4", "-q", "-F", *layout, "-E", lazily, str(image), lock=lock)
+
+
+def has_room(place: Path) -> bool:
+    """Whether the disk that has the images can take more."""
+    room = os.statvfs(place)
+    return room.f_bavail * room.f_frsize >= _LITTLE_BYTES
 
 
 def mount(image: Path, place: Path, *, lock: int | None = None) -> None:

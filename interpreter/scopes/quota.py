@@ -59,6 +59,7 @@ class Volumes:
     _turns: dict[str, threading.Lock] = field(default_factory=dict)
     _settled: set[str] = field(default_factory=set)
     _used_at: dict[str, float] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
     _kept: set[str] = field(default_factory=set)
     """Scopes that could not be made larger while they were in use, in this service."""
     _refused: dict[str, str] = field(default_factory=dict)
@@ -179,7 +180,7 @@ class Volumes:
 
     @contextlib.contextmanager
     def full_is_told(self, scope: str) -> Iterator[None]:
-        """Raise QuotaExceeded where a scope's own file system is full."""
+        """Raise QuotaExceeded where a scope's own file system is full; see ``full``."""
         try:
             yield
         except OSError as error:
@@ -188,8 +189,13 @@ class Volumes:
             raise full from error
 
     def full(self, scope: str, error: OSError) -> QuotaExceeded | None:
-        """Return what a caller is told if ``error`` says that the scope's own file system is full; None: it is another one."""
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.has(scope):
+        """Return what a caller is told if ``error`` says that the scope's own file system is full; None: it says something else.
+
+        One that has failed, as where the host's disk is full, is mounted anew before its next use, if no sandbox is using it.
+        """
+        if error.errno in (errno.EROFS, errno.EIO):
+            self._failed.add(scope)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.has(scope) or not images.has_room(self.root):
             return None
         size = self._image(scope).stat().st_size // MIB
         return QuotaExceeded(
@@ -208,8 +214,10 @@ class Volumes:
 
     def _mount(self, scope: str, image: Path) -> None:
         place = self.root / scope
-        if images.is_mounted(place) and os.statvfs(place).f_flag & os.ST_RDONLY:
-            images.unmount(place)  # it has failed, as where the host's disk is full; unused, it is put right
+        if scope in self._failed and images.is_mounted(place):
+            images.unmount(place)  # what is mounted first is checked first
+            images.is_free(image, lock=self._lock)
+        self._failed.discard(scope)
         wanted = (self.quota_mib or 0) * MIB
         if wanted > image.stat().st_size and scope not in self._kept and images.is_mounted(place):
             images.unmount(place)  # nothing has used it yet in this service; what sandboxes have of it stays

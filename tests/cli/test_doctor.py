@@ -15,7 +15,7 @@ from interpreter.backends.docker.image import INPUTS, digest, inputs
 from interpreter.cli import doctor, doctor_engine, doctor_host
 from interpreter.cli.doctor_engine import Engine
 from interpreter.settings import Settings
-from tests import engines
+from tests import engines, mounting
 
 NOBODY = "unix:///nowhere/docker.sock"
 INFO = {
@@ -53,6 +53,18 @@ def found(one: Engine, *, needed: bool = True, **values):
 
 def wrong(findings):
     return [(each.what, each.state) for each in findings if each.state != "ok"]
+
+
+def test_a_quota_is_tried_and_what_it_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounting.need()
+    assert doctor_host.quota(tmp_path / "data", 16, apart=False).state == "ok"
+    assert list(tmp_path.iterdir()) == []
+    promised = doctor_host.quota(tmp_path, 2**24 - 1, apart=False)
+    assert (promised.state, "df -h" in promised.remedy) == ("warning", True)
+    monkeypatch.setattr("interpreter.scopes.images._PATH", "/nowhere")
+    lacks = doctor_host.quota(tmp_path, 16, apart=False)
+    assert (lacks.state, lacks.text) == ("error", "mkfs.ext4 is missing")
+    assert "e2fsprogs" in lacks.remedy
 
 
 def test_a_good_engine_is_all_ok() -> None:

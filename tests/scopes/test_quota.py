@@ -502,6 +502,37 @@ def test_a_tool_that_hangs_or_fails_is_said(make: Make, monkeypatch: pytest.Monk
     assert os.listdir(root.path / quota.FOLDER) == ["u"]
 
 
+def test_one_that_failed_since_the_disk_was_full_is_put_right_once_there_is_room(tmp_path: Path) -> None:
+    """What the disk did not take is lost, as is said; all else is there."""
+    mounting.need()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "cellbox-test", disk], check=True)
+    root = DataRoot(disk / "data", Ids(own=False, base=300_000), quota_mib=128)
+    try:
+        root.open()
+        place = root.prepare(Key("u", None)).workspace
+        (place / "kept").write_text("kept")
+        os.sync()
+        with contextlib.suppress(OSError), (place / "big").open("wb", buffering=0) as file:
+            for _ in range(100):
+                file.write(bytes(MIB))
+            os.fsync(file.fileno())
+        said = "Read-only file system|Input/output error|No space left"  # and no word of a quota
+        with pytest.raises(OSError, match=said):  # noqa: PT012 - the first that has to be written down
+            for number in range(100):
+                root.prepare(Key("u", f"s{number}"))
+                os.sync()
+        subprocess.run(["mount", "-o", "remount,size=300m", disk], check=True)
+        again = root.prepare(Key("u", "new"))
+        assert (again.user / "kept").read_text() == "kept"
+        assert fill(again.workspace) > 8 * MIB
+    finally:
+        root.volumes.close(())
+        root.close()
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
 def test_what_a_crash_of_the_host_left_is_put_right(make: Make) -> None:
     """The mark of a file system in use, which a crash leaves, makes the check look at all of it."""
     root = make(16)
