@@ -223,12 +223,12 @@ def test_a_stopped_sandboxd_costs_the_sandbox_and_not_the_answer(cellbox: Cellbo
 
 def test_out_of_memory_is_told_from_a_crash(cellbox: Cellbox, scope: str) -> None:
     hog = "x = bytearray(1)\nwhile True: x += bytearray(50_000_000)"
-    stateless = cellbox.exec(hog, scope=scope, session="s", timeout=20)
+    stateless = cellbox.exec(hog, scope=scope, session="s", timeout=60)
     assert (stateless["status"], stateless["reason"], stateless["exit_code"]) == ("died", "oom", 137)
     assert "out of memory" in stateless["stderr"]
     assert stateless["error"]["name"] == "OutOfMemory"
     cellbox.cell("y = 1", scope=scope, session="s")
-    stateful = cellbox.cell(hog, scope=scope, session="s", timeout=20)
+    stateful = cellbox.cell(hog, scope=scope, session="s", timeout=60)
     assert (stateful["status"], stateful["reason"], stateful["state"]) == ("died", "oom", "lost")
     crash = cellbox.cell("import ctypes\nctypes.string_at(0)", scope=scope, session="s")
     assert (crash["status"], crash["reason"], crash["exit_code"]) == ("died", "crash", 139)
