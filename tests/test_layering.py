@@ -38,6 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.metrics": {"interpreter.languages"},
     "interpreter.wire": set(),
     "interpreter.wire_files": {"interpreter.wire"},
+    "interpreter.wire_scopes": {"interpreter.wire"},
     "interpreter.statefile": {"interpreter.errors"},
     "interpreter.records": {"interpreter.statefile"},
     "interpreter.health": {"interpreter.backends.base"},
@@ -51,7 +52,13 @@ ARROWS: dict[str, set[str]] = {
     }
     | LEAVES,
     "interpreter.removal": {"interpreter.executions", "interpreter.sandboxes", "interpreter.scopes"} | LEAVES,
-    "interpreter.client": {"interpreter.wire", "interpreter.wire_files", "interpreter.languages", "interpreter"},
+    "interpreter.client": {
+        "interpreter.wire",
+        "interpreter.wire_files",
+        "interpreter.wire_scopes",
+        "interpreter.languages",
+        "interpreter",
+    },
     "interpreter.backends": {"sandboxd.protocol", "interpreter.backends.base"} | LEAVES,
     "interpreter.backends.base": set(),
     "interpreter.executions.jsontext": set(),
@@ -260,7 +267,7 @@ def test_every_task_has_an_owner() -> None:
     assert wrong == []
 
 
-LIGHT = ["interpreter.wire", "interpreter.wire_files", "interpreter.languages"]
+LIGHT = ["interpreter.wire", "interpreter.wire_files", "interpreter.wire_scopes", "interpreter.languages"]
 
 
 @pytest.mark.parametrize(

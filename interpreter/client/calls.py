@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from interpreter import wire
+from interpreter import wire, wire_scopes
 from interpreter.client.errors import InvalidRequest, Refused
 from interpreter.client.results import Execution, FileEntry, Result, StoredFile
 from interpreter.client.steps import SILENCE_S, Call, Following, Request, answered, decoded, events, new_id
@@ -140,7 +140,7 @@ class Plan:
     def scopes(self) -> Call[list[str]]:
         """List the scopes."""
         told = yield from self._json("GET", "/v1/scopes", repeatable=True)
-        return [each.scope for each in _model(wire.ScopeList, told).scopes]
+        return [each.scope for each in _model(wire_scopes.ScopeList, told).scopes]
 
     def sessions(self, scope: str) -> Call[list[wire.SessionInfo]]:
         """List the sandboxes of a scope."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tornado.web import Application
 
-from interpreter import errors, wire, wire_files
+from interpreter import errors, wire, wire_files, wire_scopes
 from interpreter.files import errors as file_errors
 from interpreter.http import events, executions, files, health, kernels, metrics, openapi, outputs, scopes, websocket
 from interpreter.http import exec as exec_
@@ -287,7 +287,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "/v1/scopes",
         scopes.ScopesHandler,
-        {"GET": Operation("List the scopes.", answer=wire.ScopeList)},
+        {"GET": Operation("List the scopes.", answer=wire_scopes.ScopeList)},
     ),
     Route(
         "/v1/scopes/{scope}",

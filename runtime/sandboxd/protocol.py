@@ -20,8 +20,7 @@ from msgspec import Meta, Struct
 VERSION = 3
 LINK_SOCKET = "link.sock"
 """Name of the socket in the link directory (``/run/cellbox`` inside)."""
-EGRESS_SOCKET = "egress"
-"""Name of the proxy's socket there, if there is a way out."""
+EGRESS_SOCKET = "egress"  # the proxy's, if there is a way out
 
 MAX_FRAME_TO_SANDBOX = 40 * 2**20
 """A whole request body is at most 32 MiB; msgpack adds little to it."""
@@ -95,8 +94,7 @@ class BootConfig(Part):
     kernels: directory of our kernelspecs. runtime: private directory for connection files and ipc sockets (short path).
     environment: variables of the tenant's programs, complete. seccomp: install the filter first of all.
     redial: dial again when the link has ended without ``Shutdown``; else its end ends everything. orphan_s: end everything when
-    no service has come back for so long; 0: never, somebody outside sees to it. egress: path of the proxy's socket; empty:
-    there is no way out.
+    no service has come back for so long; 0: never, somebody outside sees to it. egress: path of the proxy's socket, if any.
     """
 
     link: str
