@@ -69,6 +69,7 @@ def test_a_full_scope_is_told_loses_nothing_and_harms_no_other(serve: Serve, sco
     assert service.exec("stat -c %s kept", language="bash", scope=scope, session="s")["stdout"] == f"{4 * MIB}\n"
 
 
+@pytest.mark.long_on_docker
 def test_what_a_tenant_tries_stops_at_the_limit(serve: Serve, scope: str) -> None:
     service = serve(scope_quota_mb="32")
     tries = {
@@ -132,13 +133,13 @@ def test_data_and_sandboxes_from_before_come_under_the_quota(serve: Serve, scope
     service.client.delete(f"/v1/scopes/{scope}?purge=true&force=true")
 
 
-@pytest.mark.alone
+@pytest.mark.long_on_docker
 def test_many_scopes_at_once(serve: Serve, scope: str) -> None:
     service = serve(scope_quota_mb="64", max_sessions="4")
     with ThreadPoolExecutor(16) as pool:
-        replies = list(pool.map(lambda number: put(service, f"{scope}{number}/file", b"x"), range(60)))
+        replies = list(pool.map(lambda number: put(service, f"{scope}{number}/file", b"x"), range(30)))
     assert {reply.status_code for reply in replies} == {201}
     with ThreadPoolExecutor(8) as pool:
-        purged = list(pool.map(lambda n: service.client.delete(f"/v1/scopes/{scope}{n}?purge=true").json(), range(60)))
+        purged = list(pool.map(lambda n: service.client.delete(f"/v1/scopes/{scope}{n}?purge=true").json(), range(30)))
     assert all(each["purged"] for each in purged)
     assert os.listdir(service.root / ".volumes") == []
