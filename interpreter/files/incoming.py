@@ -83,8 +83,10 @@ class Incoming:
             return
         self._discarded = True
         self._block = bytearray()
-        if self._working is None or self._working.done():
+        if self._working is None:
             self._end()
+        elif self._working.done():
+            self._worked(self._working)  # it may have failed since it was last waited for
         else:
             self._working.add_done_callback(self._worked)
 
