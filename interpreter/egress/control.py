@@ -162,7 +162,12 @@ class Control:
     def _send(self, message: Message) -> None:
         if self._writer is None:
             return
-        self._writer.write(encode(message))
+        try:
+            line = encode(message)
+        except ProtocolError as error:  # a policy of megabytes: the others are none the worse for it
+            log.error("egress: what cannot be said is left out", extra={"error": str(error)})
+            return
+        self._writer.write(line)
         if self._writer.transport.get_write_buffer_size() > _MAX_UNREAD:
             self._writer.transport.abort()
 

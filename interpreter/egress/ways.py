@@ -212,6 +212,8 @@ class Ways:
             bytes_in=counted.bytes_in,
             bytes_out=counted.bytes_out,
         )
+        if counted.sandbox not in self._keys:  # the last of one that has gone
+            self._metrics.egress_gone(counted.sandbox)
 
 
 def _about(file: Path) -> tuple[int, int, int] | None:

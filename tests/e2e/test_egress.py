@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests import engines
 from tests.e2e import origin as origins
 from tests.e2e.conftest import CONFINED, Cellbox, running
 
@@ -314,6 +315,32 @@ def test_a_proxy_that_runs_elsewhere_serves_one_service_after_the_other(serve, o
     finally:
         proxy.terminate()
         proxy.wait(10)
+
+
+@engines.image_needed
+@engines.gvisor_needed
+def test_under_gvisor_there_is_the_same_way_out(origin, scope, tmp_path):
+    settings = {"network": "proxy", "egress_allowlist": origin.host, "egress_private_cidrs": RANGES}
+    with running(tmp_path, runtime_backend="docker", runtime="runsc", **settings) as cellbox:
+        env = trusting(cellbox, origin, scope)
+        assert get(cellbox, origin, scope, env)["stdout"] == "hello from outside\n"
+        denied = cellbox.exec("curl -sS https://data.example", language="bash", scope=scope)["egress_denied"]
+        assert [each["host"] for each in denied] == ["data.example"]
+
+
+@pytest.mark.parametrize("text", ["scopes: [no]", None], ids=["wrong", "missing"])
+def test_a_policy_file_that_is_wrong_at_the_start_refuses_it(tmp_path, text):
+    file = tmp_path / "policies.yaml"
+    if text is not None:
+        file.write_text(text)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SANDBOX_")}
+    values = {"network": "proxy", "egress_policy_file": file, "data_root": tmp_path / "data", "listen": "127.0.0.1:0"}
+    environment |= {f"SANDBOX_{name.upper()}": str(value) for name, value in values.items()}
+    command = [sys.executable, "-m", "interpreter", "serve"]
+    environment["SANDBOX_RUNTIME_BACKEND"] = "bubblewrap"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("SANDBOX_EGRESS_POLICY_FILE cannot be followed: ")
 
 
 def test_what_pip_and_npm_use_was_asked_of_them(service):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from egress.protocol import (
+    MAX_LINE,
     Close,
     Counted,
     Denied,
@@ -43,7 +44,7 @@ class Played:
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         self.path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._taken, self.path)
+        server = await asyncio.start_unix_server(self._taken, self.path, limit=MAX_LINE)
         try:
             yield
         finally:
@@ -158,6 +159,19 @@ async def test_one_that_makes_no_sense_is_left_and_that_is_said_once(house, capl
         house.played.says(Denied(1, "a", "data.example", 443, "port", ""))
         await house.played.hears(Noted(1))
         assert "the proxy is there again" in caplog.text
+        house.played.hangs_up()
+    caplog.clear()
+
+
+async def test_a_policy_that_is_too_long_to_be_said_harms_no_other(house, caplog):
+    long = opening("a", *(f"{number:05}.{'x' * 280}" for number in range(2000)))
+    house.control.put(Open("a", "/run/a/egress", Policy(long.policy.allow, long.policy.allow)))
+    house.control.put(opening("b"))
+    async with house.played.listening():
+        house.control.start()
+        await house.played.next()
+        await house.played.hears(OWN, opening("b"), Synced())
+        assert "left out" in caplog.text
         house.played.hangs_up()
     caplog.clear()
 
