@@ -1,8 +1,9 @@
 """Keeps executions and kernels where the next service finds them, and tells sandboxes what is kept.
 
-Promises: an execution whose id its caller knows is noted before it waits, and any before its sandbox is told of it, so that
-nothing runs twice; its answer is noted after whoever waited has got it, and only then is the sandbox told to forget its own
-copy. Where the disk takes nothing, named executions are refused and the others run all the same; answers are noted later.
+Promises: an execution whose id its caller knows is noted before it waits, and before its sandbox is told of it, so that nothing
+runs twice; any other one a moment later, if it still runs then. Its answer is noted after whoever waited got it, and only then
+is the sandbox told to forget its own copy. Where the disk takes nothing, named executions are refused and the others run all the
+same; answers are noted later.
 Leaves to records.py: the file; to runner.py: what is resumed.
 """
 
@@ -19,24 +20,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import msgspec
-from sandboxd.protocol import Reason
 
 from interpreter.backends.base import SandboxId
 from interpreter.errors import StorageFailed
+from interpreter.executions import kept
 from interpreter.executions.execution import Execution
-from interpreter.executions.model import Answer, ErrorInfo, ExecRequest
-from interpreter.keys import KernelKey, Key
-from interpreter.records import SOME, ExecutionRecord, KernelRecord, Records
-from interpreter.sandboxes.kernels import Kernel, Kernels
+from interpreter.executions.model import Answer
+from interpreter.records import SOME, ExecutionRecord, Records
+from interpreter.sandboxes.kernels import Changes, Kernels
 from interpreter.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-WHOLE_BYTES = 256 * 1024
-"""Requests up to this size can be run by the next service; of longer ones only the answer is kept."""
 INLINE_BYTES = 64 * 1024
 """Longer answers are files of their own, written in a thread."""
 MAX_WRITING_BYTES = 128 * 1024 * 1024
@@ -45,13 +42,17 @@ MAX_NUMBER = 10_000
 MAX_BYTES = 256 * 1024 * 1024
 """Of kept answers."""
 RETRY_S = 1.0
+SOON_S = 0.02
+"""For what is noted together. Of what has no record when a service is killed the sandbox knows."""
 CHECKPOINT_S = 2.0
 """Between two looks at the log of the records, which grows by some 30 KB with each execution."""
 MAX_WAITING = 1_000
 """Answers that wait for a disk that takes nothing. Past it the oldest is not kept beyond this service."""
-SHORT = 500
-"""Characters of an error's text in an answer whose file could not be written."""
 CLOSE_S = 10.0
+
+
+_AllSent = dict[Execution, tuple[SandboxId, str, float]]
+"""To which sandbox, under which id, when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,14 @@ class Recorder:
         self._files: dict[asyncio.Task[None], Execution] = {}
         self._uncertain: dict[tuple[str, str], tuple[Execution, Callable[[], None]]] = {}
         self._ended: list[_Ended] = []
-        self._timer: asyncio.Handle | None = None
+        self._sent: _AllSent = {}  # not noted yet
+        self._next: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._writers = asyncio.Semaphore(2)
         self._writing_bytes = 0
         self._added = self._added_bytes = 0  # since the last look at what is too much
         self._failing = False
-        kernels.on_change = self._soon
+        kernels.on_change = lambda soon: self._soon() if soon else self._later()
 
     @property
     def failing(self) -> bool:
@@ -94,14 +97,24 @@ class Recorder:
         """Note a named execution before it waits for anything. Raises StorageFailed: then it must not run."""
         if execution.named:
             self._give_up(execution)
-            self._records.execution(_record(execution))
+            self._records.execution(kept.waiting(execution))
             execution.noted = True
 
     def sent(self, execution: Execution, sandbox: SandboxId, link: str) -> None:
-        """Note that it is about to be sent. Raises StorageFailed for a named one: then it must not be."""
-        record = dataclasses.replace(_record(execution), sandbox=sandbox, link=link, sent_at=self._clock())
+        """Note that it is about to be sent. Raises StorageFailed for a named one: then it must not be.
+
+        One that nobody knows by its id is noted a moment later, unless it has ended by then: most have. Should this service be
+        killed within that moment, the next one ends it, as any that nobody can ask for.
+        """
+        if not (execution.named or execution.request.stream):
+            self._sent[execution] = (sandbox, link, self._clock())
+            self._later()
+            return
+        self._note_sent(execution, (sandbox, link, self._clock()))
+
+    def _note_sent(self, execution: Execution, where: tuple[SandboxId, str, float]) -> None:
         try:
-            self._records.execution(record)
+            self._records.execution(kept.sent(execution, *where))
             execution.noted = True
         except StorageFailed:
             if execution.named:
@@ -110,15 +123,17 @@ class Recorder:
 
     def ended(self, execution: Execution, answer: Answer, *, settle: Callable[[], None]) -> None:
         """Note its answer, soon; call ``settle`` then."""
+        self._sent.pop(execution, None)
         if answer.size() > INLINE_BYTES:
             task = self._tasks.start(self._file(execution, answer, settle), name=f"keep answer {execution.id}")
             self._files[task] = execution
             task.add_done_callback(self._files.pop)
             return
-        self._add(_Ended(_answered(execution, answer.to_json()), settle, execution.noted))
+        self._add(_Ended(kept.answered(execution, answer.to_json()), settle, execution.noted))
 
     def dropped(self, execution: Execution) -> None:
         """Note that it never ran: the same id may be used again."""
+        self._sent.pop(execution, None)
         if execution.noted:
             with contextlib.suppress(StorageFailed):
                 self._records.forget(execution.scope, execution.id)
@@ -127,6 +142,8 @@ class Recorder:
         """Leave the record of one that may have run and has no answer: so it does not run again, and the next service asks its
         sandbox. For as long as an answer is kept; ``settle`` is called then.
         """
+        if execution in self._sent:
+            self._note_sent(execution, self._sent.pop(execution))
         self._uncertain[execution.scope, execution.id] = execution, settle
         if len(self._uncertain) > MAX_WAITING:
             self._give_up(next(iter(self._uncertain.values()))[0])
@@ -177,12 +194,12 @@ class Recorder:
         found = []
         for record in self._records.unfinished():
             with contextlib.suppress(msgspec.MsgspecError):
-                found.append((_restored(record, None), record))
+                found.append((kept.restored(record, None), record))
         return found
 
     def restore_kernels(self, running: frozenset[SandboxId]) -> None:
         """Let the table of kernels know what an earlier service knew. running: sandboxes that are still there."""
-        self._kernels.restore((_kernel(record) for record in self._records.kernels()), running)
+        self._kernels.restore((kept.kernel(record) for record in self._records.kernels()), running)
 
     async def run(self) -> None:
         """Forget what is kept too long, and keep the log of the records small, for ever."""
@@ -216,7 +233,7 @@ class Recorder:
             await self._tasks.idle(within_s=CLOSE_S)
         self._flush()
         if self._timer is not None:
-            self._timer.cancel()
+            self._timer.cancel()  # of the next try
             self._timer = None
 
     def _give_up(self, execution: Execution) -> None:
@@ -236,7 +253,7 @@ class Recorder:
 
     def _read(self, record: ExecutionRecord) -> Execution | None:
         text = record.answer if record.file is None else (self._folder / record.file).read_bytes()
-        return None if text is None else _restored(record, Answer.from_json(text))
+        return None if text is None else kept.restored(record, Answer.from_json(text))
 
     async def _file(self, execution: Execution, answer: Answer, settle: Callable[[], None]) -> None:
         name, held = secrets.token_hex(16), answer.size()
@@ -252,9 +269,9 @@ class Recorder:
         except OSError as error:
             # Not left to the sandbox, which keeps a bounded number of answers and then takes nothing more.
             log.error("an answer is kept without its output", extra={"execution": execution.id, "error": str(error)})
-            self._add(_Ended(_answered(execution, _lean(answer).to_json()), settle, execution.noted))
+            self._add(_Ended(kept.answered(execution, kept.lean(answer).to_json()), settle, execution.noted))
             return
-        self._add(_Ended(_answered(execution, None, file=name, size=size), settle, execution.noted))
+        self._add(_Ended(kept.answered(execution, None, file=name, size=size), settle, execution.noted))
 
     def _add(self, ended: _Ended) -> None:
         self._ended.append(
@@ -264,7 +281,10 @@ class Recorder:
         self._added_bytes += ended.record.size
         if len(self._ended) > MAX_WAITING:
             self._let_go()
-        self._soon()
+        if ended.record.named:
+            self._soon()
+        else:
+            self._later()
 
     def _let_go(self) -> None:
         """Give up one answer: the oldest that has no record, so that no service can run it again once its sandbox forgets it."""
@@ -276,36 +296,52 @@ class Recorder:
 
     def _soon(self) -> None:
         """Write all that is to be noted in one go, after what the loop has to do now."""
+        if self._failing:
+            self._later()
+        elif self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._flush)
+
+    def _later(self) -> None:
+        """The same a moment later, with what comes until then: each writing costs as much as several answers in it."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_soon(self._flush)
+            self._timer = asyncio.get_running_loop().call_later(SOON_S, self._flush)
 
     def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        ended, changes = self._ended, self._kernels.changes()
-        if not (ended or changes):
+        for timer in (self._next, self._timer):
+            if timer is not None:
+                timer.cancel()
+        self._next = self._timer = None
+        sent, ended, changes = self._sent, self._ended, self._kernels.changes()
+        if not (sent or ended or changes):
             return
         try:
-            with self._records.batch():
-                for key, name, kernel in changes:
-                    if kernel is None:
-                        self._records.forget_kernel(*key, *name)
-                    else:
-                        self._records.kernel(_kernel_record(kernel))
-                for one in ended:
-                    self._records.execution(one.record)
+            self._write(sent, ended, changes)
         except StorageFailed:
             self._kernels.changed_again(changes)
             self._trouble()
             self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._flush)
             return
-        self._ended = []
+        self._ended, self._sent = [], {}
+        for execution in sent:
+            execution.noted = True
         if self._failing:
             self._failing = False
             log.warning("the data root can be written again")
         for one in ended:
             one.settle()
+
+    def _write(self, sent: _AllSent, ended: list[_Ended], changes: Changes) -> None:
+        """Raises StorageFailed; then nothing is written."""
+        with self._records.batch():
+            for key, name, kernel in changes:
+                if kernel is None:
+                    self._records.forget_kernel(*key, *name)
+                else:
+                    self._records.kernel(kept.kernel_record(kernel))
+            for execution, where in sent.items():
+                self._records.execution(kept.sent(execution, *where))
+            for one in ended:
+                self._records.execution(one.record)
 
     def _trouble(self) -> None:
         """Say once that nothing can be noted."""
@@ -336,93 +372,3 @@ def _write(file: Path, answer: Answer) -> int:
         file.unlink(missing_ok=True)
         raise
     return len(text)
-
-
-def _record(execution: Execution) -> ExecutionRecord:
-    request = execution.request
-    whole = len(request.code) + len(request.stdin or "") + sum(map(len, request.files.values())) <= WHOLE_BYTES
-    return ExecutionRecord(
-        scope=execution.scope,
-        session=execution.session,
-        id=execution.id,
-        named=execution.named,
-        digest=execution.digest if execution.named else b"",
-        request=msgspec.msgpack.encode(request if whole else _stripped(request)),
-        whole=whole,
-    )
-
-
-def _answered(execution: Execution, text: bytes | None, *, file: str | None = None, size: int = 0) -> ExecutionRecord:
-    """Return the record of a finished execution. What could run it again, its variables among it, is not kept any more."""
-    return ExecutionRecord(
-        scope=execution.scope,
-        session=execution.session,
-        id=execution.id,
-        named=execution.named,
-        digest=execution.digest if execution.named else b"",
-        request=msgspec.msgpack.encode(_stripped(execution.request)),
-        whole=False,
-        answer=text,
-        file=file,
-        size=len(text) if text is not None else size,
-    )
-
-
-def _lean(answer: Answer) -> Answer:
-    """Return ``answer`` without what may be long. How much text there was is still said."""
-    error = answer.error and ErrorInfo(answer.error.name[:SHORT], answer.error.value[:SHORT], [])
-    incomplete = "not_known" if answer.files else answer.files_incomplete
-    return msgspec.structs.replace(
-        answer,
-        stdout="",
-        stderr="",
-        results=[],
-        error=error,
-        truncated=True,
-        files=[],
-        files_incomplete=incomplete,
-    )
-
-
-def _stripped(request: ExecRequest) -> ExecRequest:
-    return dataclasses.replace(request, code="", stdin=None, env={}, files={})
-
-
-def _restored(record: ExecutionRecord, answer: Answer | None) -> Execution:
-    request = msgspec.msgpack.decode(record.request, type=ExecRequest)
-    execution = Execution(record.id, request, named=record.named, digest=record.digest)
-    execution.noted = True
-    if answer is not None:
-        execution.running()
-        execution.end(answer, record.finished_at or 0.0)
-    return execution
-
-
-def _kernel_record(kernel: Kernel) -> KernelRecord:
-    return KernelRecord(
-        *kernel.key,
-        *kernel.name,
-        generation=kernel.generation,
-        home=kernel.home,
-        alive=kernel.alive,
-        restarted=kernel.restarted,
-        loss=kernel.loss,
-        executions=kernel.executions,
-        started_at=kernel.started_at,
-        used_at=kernel.used_at,
-    )
-
-
-def _kernel(record: KernelRecord) -> Kernel:
-    return Kernel(
-        key=Key(record.scope, record.session),
-        name=KernelKey(record.language, record.context),
-        generation=record.generation,
-        alive=record.alive,
-        home=None if record.home is None else SandboxId(record.home),
-        restarted=record.restarted,
-        loss=cast("Reason | None", record.loss),
-        executions=record.executions,
-        started_at=record.started_at,
-        used_at=record.used_at,
-    )

@@ -97,6 +97,7 @@ class ApiStream(IOStream):
         self._in_head = False
         self.at_rest = asyncio.Event()
         """Set while no request is being read or answered, and once it is closed."""
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.progress_at = 0.0
@@ -110,6 +111,7 @@ class ApiStream(IOStream):
         """Read the head of the next request; Tornado reads nothing else this way."""
         self._in_head = True
         self.at_rest.set()
+        self._idle_timer = asyncio.get_running_loop().call_later(self._limits.idle_timeout_s, self.close)
         future: asyncio.Future[bytes] = super().read_until_regex(regex, max_bytes)  # type: ignore[assignment]  # Any result
         future.add_done_callback(self._head_ended)
         return future
@@ -118,6 +120,7 @@ class ApiStream(IOStream):
         """Read; the first bytes of a head start its clock."""
         count = super().read_from_fd(buf)
         if count and self._in_head and self._head_timer is None:
+            self._stop_head_timer()
             self.at_rest.clear()
             loop = asyncio.get_running_loop()
             self._head_timer = loop.call_later(self._limits.head_timeout_s, self._head_is_late)
@@ -191,9 +194,10 @@ class ApiStream(IOStream):
         self._stop_head_timer()
 
     def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        for timer in (self._idle_timer, self._head_timer):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._head_timer = None
 
 
 def last_words(connection: socket.socket, error: ServiceError) -> None:
@@ -223,12 +227,12 @@ class ApiServer(HTTPServer):
         self._streams: set[ApiStream] = set()
         super().initialize(
             application,
-            idle_connection_timeout=limits.idle_timeout_s,
             max_header_size=limits.max_head_bytes,
-            body_timeout=limits.body_timeout_s + 5,
             max_body_size=_NEVER,
             max_buffer_size=2 * 2**20,
         )
+        # The stream has the time of a head, the handler that of a body. Tornado's own clocks take two turns of the loop for each.
+        self.conn_params.header_timeout = self.conn_params.body_timeout = None
 
     @property
     def connections(self) -> int:

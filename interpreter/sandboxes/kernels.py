@@ -56,26 +56,30 @@ class Kernel:
         return self.running is not None or bool(self.waiting)
 
 
+Changes = list[tuple[Key, KernelKey, Kernel | None]]
+"""Kernels as they are now, None for one that is forgotten."""
+
+
 @dataclass(slots=True)
 class Kernels:
     """max_queue: executions that wait for one kernel. max_kernels: of one sandbox. remembered: in all. on_change: called
-    whenever ``changes`` has got something new.
+    whenever ``changes`` has got something new, with whether that is more than how often it was used.
     """
 
     max_queue: int
     max_kernels: int
     remembered: int = MAX_REMEMBERED
-    on_change: Callable[[], None] = lambda: None
+    on_change: Callable[[bool], None] = lambda _soon: None
     _kernels: dict[tuple[Key, KernelKey], Kernel] = field(default_factory=dict)
     _by_key: dict[Key, dict[KernelKey, Kernel]] = field(default_factory=dict)
     _changed: dict[tuple[Key, KernelKey], None] = field(default_factory=dict)
 
-    def changes(self) -> list[tuple[Key, KernelKey, Kernel | None]]:
+    def changes(self) -> Changes:
         """Take what has changed since the last call: kernels as they are now, None for one that is forgotten."""
         changed, self._changed = self._changed, {}
         return [(key, name, self._kernels.get((key, name))) for key, name in changed]
 
-    def changed_again(self, changes: Iterable[tuple[Key, KernelKey, Kernel | None]]) -> None:
+    def changed_again(self, changes: Changes) -> None:
         """Give back changes that could not be kept; ``on_change`` is not called."""
         for key, name, _ in changes:
             self._changed[key, name] = None
@@ -164,7 +168,7 @@ class Kernels:
         kernel.executions += 1
         kernel.used_at = now
         kernel.unseen = False
-        self._note(kernel)
+        self._note(kernel, soon=fresh or restarted or untold is not None or told == "lost")
         if told == "lost":
             kernel.alive, kernel.home = False, None
             return Life("lost", kernel.generation, reason or "crash")
@@ -250,9 +254,9 @@ class Kernels:
         kernel.loss = reason
         self._note(kernel)
 
-    def _note(self, kernel: Kernel) -> None:
+    def _note(self, kernel: Kernel, *, soon: bool = True) -> None:
         self._changed[kernel.key, kernel.name] = None
-        self.on_change()
+        self.on_change(soon)
 
     def _forget(self) -> None:
         if len(self._kernels) < self.remembered:

@@ -14,6 +14,7 @@ from interpreter.backends.base import SandboxId
 from interpreter.errors import StorageFailed
 from interpreter.executions import recorder as recording
 from interpreter.executions.execution import Execution
+from interpreter.executions.kept import WHOLE_BYTES
 from interpreter.executions.model import Answer, ExecRequest, Life, Timing, answer, ended
 from interpreter.executions.recorder import INLINE_BYTES, Recorder
 from interpreter.records import SOME, Records
@@ -33,6 +34,7 @@ class Desk:
         )
         self.recorder.sweep()
         self.settled: list[str] = []
+        self._change = asyncio.Event()
         self._patch = monkeypatch
         self._batch = Records.batch
 
@@ -51,7 +53,17 @@ class Desk:
     def end(self, execution: Execution, text: str = "") -> None:
         outcome = ended(execution.request, "cancelled", stdout=text)
         end = answer(execution.id, execution.request, outcome, Life(), Timing())
-        self.recorder.ended(execution, end, settle=lambda: self.settled.append(execution.id))
+        self.recorder.ended(execution, end, settle=lambda: self._settle(execution))
+
+    def _settle(self, execution: Execution) -> None:
+        self.settled.append(execution.id)
+        self._change.set()
+
+    async def until_settled(self, *names: str) -> None:
+        async with asyncio.timeout(10):
+            while self.settled != [*names]:
+                self._change.clear()
+                await self._change.wait()
 
     def kept(self, name: str) -> Answer:
         found = self.recorder.find(name, "u1")
@@ -221,8 +233,10 @@ async def test_others_have_their_turns_while_many_answers_are_purged(desk: Desk)
     assert left >= {2 * SOME, SOME, 0}
 
 
-async def test_files_of_what_waits_are_kept_for_the_next_service_up_to_a_size_and_until_it_has_ended(desk: Desk) -> None:
-    for name, size in (("small", 10), ("large", recording.WHOLE_BYTES)):
+async def test_files_of_what_waits_are_kept_for_the_next_service_up_to_a_size_and_until_it_has_ended(
+    desk: Desk,
+) -> None:
+    for name, size in (("small", 10), ("large", WHOLE_BYTES)):
         request = ExecRequest("u1", "python", "x", 1.0, execution_id=name, files={"é": b"\xff" * size})
         execution = Execution(name, request, named=True)
         desk.recorder.taken(execution)
@@ -235,3 +249,45 @@ async def test_files_of_what_waits_are_kept_for_the_next_service_up_to_a_size_an
     assert found.request.files == {}
     execution.shed()
     assert execution.request.files == {}
+
+
+def unnamed(desk: Desk, name: str, *, stream: bool = False) -> Execution:
+    execution = Execution(name, ExecRequest("u1", "python", "x", 1.0, stream=stream), named=False)
+    desk.recorder.sent(execution, SandboxId("s"), "l" + name)
+    return execution
+
+
+async def test_what_nobody_can_ask_for_is_noted_a_moment_later_if_it_still_runs(desk: Desk) -> None:
+    short, long = unnamed(desk, "short"), unnamed(desk, "long")
+    assert desk.records.unfinished() == []
+    desk.end(short)
+    await desk.until_settled("short")
+    assert [record.id for record in desk.records.unfinished()] == ["long"]
+    assert (short.noted, long.noted) == (False, True)
+    assert desk.recorder.find("short", None) is not None
+    desk.end(long)
+    await desk.until_settled("short", "long")
+    assert desk.records.unfinished() == []
+
+
+@pytest.mark.parametrize("known", ["by its name", "by its events"])
+async def test_what_somebody_can_ask_for_is_noted_before_it_is_sent(desk: Desk, known: str) -> None:
+    desk.execution("e", sent=True) if known == "by its name" else unnamed(desk, "e", stream=True)
+    assert [record.id for record in desk.records.unfinished()] == ["e"]
+
+
+async def test_answers_that_come_together_are_noted_together(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    write = Recorder._write
+    monkeypatch.setattr(Recorder, "_write", lambda self, *what: (written.append(what), write(self, *what)))
+    for number in range(5):
+        desk.end(unnamed(desk, f"e{number}"))
+        await asyncio.sleep(0)
+    await desk.until_settled("e0", "e1", "e2", "e3", "e4")
+    assert len(written) == 1
+
+
+async def test_what_runs_is_noted_when_the_service_goes(desk: Desk) -> None:
+    unnamed(desk, "runs")
+    await desk.recorder.aclose()
+    assert [record.id for record in desk.records.unfinished()] == ["runs"]

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_SMALL = 64 * 1024
 _SLEEP_S = 0.002
 _LONGEST_SLEEP_S = 0.05
 
@@ -97,8 +98,11 @@ def oom_kills(groups: Sequence[str]) -> int:
 def read(path: str) -> str:
     """Return the text of a small file of the kernel, or nothing where there is none."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # before each execution: `open` takes five times as long
+        try:
+            return os.read(descriptor, _SMALL).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
     except OSError:
         return ""
 
