@@ -33,6 +33,8 @@ LOOK_S = 0.3
 """Between two looks at the policy file."""
 ASK_S = 30.0
 """For the installed pip and npm to say which index they use, a sandbox's start included."""
+PATIENCE_S = 10.0
+"""For that at a first start, which then goes on; until it is known, what they use is refused."""
 ASK_AGAIN_S = 600.0
 _CLOSE_S = 5.0
 
@@ -109,7 +111,7 @@ class Ways:
         self._learnable = True
         asking = self._begin_to_learn()
         if asking is not None and not self._policies.tools:
-            await asyncio.wait([asking], timeout=ASK_S)
+            await asyncio.wait([asking], timeout=PATIENCE_S)
 
     async def aclose(self) -> None:
         """End it. Sandboxes that go on are refused until the next service. May be called twice."""

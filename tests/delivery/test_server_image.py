@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -43,10 +45,42 @@ def image() -> str:
     return IMAGE
 
 
+def composed(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"][name]
+    return found
+
+
 @pytest.fixture
 def server(image: str, tmp_path: Path) -> Iterator[str]:
     """Name of a container that serves, on a data root below ``tmp_path``."""
-    service = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]["sandbox-server"]
+    with serving(image, tmp_path) as name:
+        yield name
+
+
+@pytest.fixture
+def server_with_way_out(image: str, tmp_path: Path) -> Iterator[str]:
+    """The same with the container beside it that is the way out."""
+    link, name = tmp_path / "link", f"cellbox-egress-{os.getpid()}"
+    link.mkdir(mode=0o755)
+    control = f"{link}/.egress.sock"
+    service = composed("egress")
+    words = ["--read-only", "--volume", f"{link}:{link}", "--no-healthcheck", "--entrypoint", service["entrypoint"][0]]
+    for option, key in (("--cap-drop", "cap_drop"), ("--security-opt", "security_opt")):
+        words += [word for value in service[key] for word in (option, value)]
+    docker("run", "--detach", "--name", name, *words, image, *service["entrypoint"][1:-1], control)
+    try:
+        settings = {"NETWORK": "proxy", "LINK_DIR": link, "EGRESS_CONTROL": control}
+        settings["EGRESS_PRIVATE_CIDRS"] = "198.18.0.0/15,203.0.113.0/24"  # of resolvers with addresses of their own
+        more = [word for setting, value in settings.items() for word in ("--env", f"SANDBOX_{setting}={value}")]
+        with serving(image, tmp_path, "--volume", f"{link}:{link}", *more) as server:
+            yield server
+    finally:
+        docker("rm", "--force", name, check=False)
+
+
+@contextmanager
+def serving(image: str, tmp_path: Path, *more: str) -> Iterator[str]:
+    service = composed("sandbox-server")
     root, name, uid_base = tmp_path / "data", f"cellbox-server-{os.getpid()}", apart.uid_base()
     root.mkdir(mode=0o700)
     words = ["--read-only", "--mount", f"type=bind,source={root},target={root}"]
@@ -60,6 +94,7 @@ def server(image: str, tmp_path: Path) -> Iterator[str]:
         words += [word for value in service[key] for word in (option, value)]
     for setting in (f"DATA_ROOT={root}", f"API_KEY={KEY}", f"IMAGE={engines.IMAGE}", f"UID_BASE={uid_base}"):
         words += ["--env", f"SANDBOX_{setting}"]
+    words += more
     docker("run", "--detach", "--name", name, *words, image)
     try:
         wait_until_well(name)
@@ -99,6 +134,18 @@ def test_every_route_works_and_the_doctor_finds_no_error(server: str) -> None:
     assert [step for step in said["steps"] if not step["ok"]] == []
     findings = json.loads(docker("exec", server, "cellbox", "doctor", "--json", check=False).stdout)["findings"]
     assert [each for each in findings if each["state"] == "error"] == []
+
+
+def test_what_compose_starts_has_a_way_out_to_packages_and_to_nothing_else(server_with_way_out: str) -> None:
+    words = ["pip", "install", "-q", "pluggy==1.6.0"]
+    install = f"import subprocess; print(subprocess.run({words}, text=True, stderr=1).returncode)"
+    told = [cell(server_with_way_out, install) for _ in range(2)]  # a registry may not answer for a moment
+    assert told[-1]["stdout"] == "0\n", told
+    assert cell(server_with_way_out, "import pluggy; print(pluggy.__version__)")["stdout"] == "1.6.0\n"
+    asked = "import requests\ntry: requests.get('http://{}/')\nexcept OSError: pass"
+    for host, reason in (("data.example", "not_allowed"), ("sandbox-server:8090", "not_allowed")):
+        (denied,) = cell(server_with_way_out, asked.format(host))["egress_denied"]
+        assert (denied["host"], denied["reason"]) == (host.partition(":")[0], reason)
 
 
 def test_variables_outlive_the_container_of_the_service(server: str) -> None:

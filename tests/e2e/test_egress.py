@@ -71,11 +71,19 @@ def test_clients_use_the_way_out_as_they_are(service, origin, scope, client, sta
     assert answer["egress_denied"] == []
 
 
+def installed(cellbox: Cellbox, command: str, **fields: Any) -> None:
+    """Run a command that installs something. Three times: a registry may not answer for a moment."""
+    for _ in range(3):
+        done = cellbox.exec(command, language="bash", timeout=60, **fields)
+        if done["exit_code"] == 0:
+            return
+    raise AssertionError(done)
+
+
 def test_pip_installs_for_a_running_kernel_and_for_all_sessions_of_the_scope(service, scope):
     service.cell("x = 1", scope=scope, session="one")
     service.cell("x = 1", scope=scope, session="two")
-    done = service.exec("pip install -q pluggy==1.6.0 2>&1", language="bash", scope=scope, session="one")
-    assert (done["exit_code"], done["stdout"]) == (0, "")
+    installed(service, "pip install -q pluggy==1.6.0 2>&1", scope=scope, session="one")
     for session in ("one", "two", "three"):
         told = service.cell("import pluggy; print(pluggy.__file__, pluggy.__version__)", scope=scope, session=session)
         assert told["stdout"].startswith("/opt/user/.local/lib/"), told
@@ -83,16 +91,14 @@ def test_pip_installs_for_a_running_kernel_and_for_all_sessions_of_the_scope(ser
 
 
 def test_npm_installs_in_the_workspace(service, scope):
-    done = service.exec("npm install --silent is-odd@3.0.1", language="bash", scope=scope, session="one")
-    assert done["exit_code"] == 0, done
+    installed(service, "npm install --silent is-odd@3.0.1", scope=scope, session="one")
     told = service.exec("console.log(require('is-odd')(3))", language="node", scope=scope, session="one")
     assert told["stdout"] == "true\n"
 
 
 @pytest.mark.long_on_docker
 def test_sessions_of_aiohttp_and_httpx_need_no_flag(service, origin, scope):
-    done = service.exec("pip install -q aiohttp httpx 2>&1", language="bash", scope=scope, timeout=100)
-    assert done["exit_code"] == 0, done
+    installed(service, "pip install -q aiohttp httpx 2>&1", scope=scope)
     env = trusting(service, origin, scope)
     code = f"""
 import asyncio, aiohttp, httpx
