@@ -72,7 +72,7 @@ def stateful_exec(service: Cellbox, caller: Caller) -> list[measure.Row]:
                 lambda: bare.cell("40 + 2"),
                 n=300,
                 warm_up=30,
-                limit=1.5,
+                limit=1.0,
             )
         ]
 
