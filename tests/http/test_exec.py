@@ -66,7 +66,12 @@ def body(**fields):
         ({"files": {"a": None}}, 400, "invalid_request", "files['a'] must be text or"),
         ({"files": {"a": {"base64": 1}}}, 400, "invalid_request", "files['a'] must be text or"),
         ({"files": {"a": {"text": "x"}}}, 400, "invalid_request", "files['a'] must be text or"),
-        ({"files": {"a": {"base64": "eA=="}, "b": {"base64": "e"}}}, 400, "invalid_request", "files['b']: This is no base64"),
+        (
+            {"files": {"a": {"base64": "eA=="}, "b": {"base64": "e"}}},
+            400,
+            "invalid_request",
+            "files['b']: This is no base64",
+        ),
         ({"files": {"a": {"base64": "eA==\n"}}}, 400, "invalid_request", "files['a']: This is no base64"),
         ({"files": {"../a": "b"}}, 400, "invalid_request", "files['../a']: The path has"),
         ({"files": {"/a": "b"}}, 400, "invalid_request", "files['/a']: The path has"),
