@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from tornado.netutil import bind_unix_socket
@@ -233,7 +234,7 @@ async def serve(
 async def remove_all(settings: Settings) -> int:
     """Remove the sandboxes that an earlier service left, where none runs now; return how many. Raises StartError."""
     try:
-        service = Interpreter(service_config(settings), _choice(settings, None).backend)
+        service = Interpreter(replace(service_config(settings), egress=None), _choice(settings, None).backend)
         try:
             await service.start()
             return service.sandboxes()
