@@ -206,6 +206,15 @@ def test_the_egress_process_imports_nothing_of_the_others() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("name", ["addresses", "bodies", "heads", "hello", "names", "policy"])
+def test_what_decides_in_the_egress_process_does_no_input_or_output(name: str) -> None:
+    found = {imported.split(".")[0] for imported, _ in imports(f"egress.{name}", modules("egress")[f"egress.{name}"])}
+    assert found.isdisjoint({"asyncio", "logging", "os", "pathlib", "threading"})
+    assert {imported for imported, _ in imports(f"egress.{name}", modules("egress")[f"egress.{name}"])}.isdisjoint(
+        f"egress.{each}" for each in ("connection", "control", "gate", "listeners", "relay", "resolve", "visit")
+    )
+
+
 def test_the_sandbox_imports_nothing_of_the_service() -> None:
     programs = {f"kernels.{path.stem}": path for path in (ROOT / "kernels").rglob("*.py")}
     wrong = [
@@ -251,7 +260,7 @@ def test_the_control_channel_passes_no_descriptors_and_trusts_no_peer_credential
 def test_every_task_has_an_owner() -> None:
     """No bare create_task: whoever starts a task keeps it, under a name, or it is a task group's."""
     wrong = []
-    for path in (modules("interpreter") | modules("sandboxd")).values():
+    for path in (modules("interpreter") | modules("sandboxd") | modules("egress")).values():
         tree = ast.parse(path.read_text())
         dropped = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
@@ -289,7 +298,10 @@ def test_the_floor_of_tornado() -> None:
 
 
 def test_no_module_is_called_utils_and_none_is_long() -> None:
-    sources = [*(modules("interpreter") | modules("sandboxd")).values(), *(ROOT / "kernels").rglob("*.py")]
+    sources = [
+        *(modules("interpreter") | modules("sandboxd") | modules("egress")).values(),
+        *(ROOT / "kernels").rglob("*.py"),
+    ]
     wrong = [
         str(path.relative_to(ROOT))
         for path in sources
@@ -299,7 +311,10 @@ def test_no_module_is_called_utils_and_none_is_long() -> None:
 
 
 def test_every_module_says_what_it_owns() -> None:
-    sources = [*(modules("interpreter") | modules("sandboxd")).values(), *(ROOT / "kernels").rglob("*.py")]
+    sources = [
+        *(modules("interpreter") | modules("sandboxd") | modules("egress")).values(),
+        *(ROOT / "kernels").rglob("*.py"),
+    ]
     wrong = [
         str(path.relative_to(ROOT))
         for path in sources
@@ -317,7 +332,7 @@ def test_every_exception_from_lint_and_types_has_its_reason_beside_it() -> None:
     marker = re.compile(r"# (?:noqa: [A-Z0-9, ]+|type: ignore\[[a-z, -]+\])(?P<reason>.*)$")
     bare = [
         f"{path.relative_to(ROOT)}:{number}"
-        for folder in ("interpreter", "runtime", "kernels")
+        for folder in ("interpreter", "egress", "runtime", "kernels")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if (found := marker.search(line)) and len(found["reason"].strip(" -#")) < 5
