@@ -267,7 +267,7 @@ async def test_what_is_still_checked_at_the_end_is_not_told(monkeypatch: pytest.
     goes_on = threading.Event()
 
     def slow(text: str) -> Any:
-        assert goes_on.wait(5)
+        assert goes_on.wait(20)
         return checked(text)
 
     monkeypatch.setattr(model, "checked", slow)
