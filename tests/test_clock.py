@@ -22,7 +22,7 @@ SHOWN = {
     "interpreter/sandboxes/listings.py": "when a sandbox was last used, in listings",
     "kernels/cellbox_wire/messages.py": "the date of a message, which nobody reads",
     "runtime/sandboxd/afterfork.py": "from when the logging module of a fork counts",
-    "runtime/sandboxd/channels.py": "the date of a message, which nobody reads",
+    "runtime/sandboxd/messages.py": "the date of a message, which nobody reads",
 }
 COMPARED = {
     "interpreter/backends/environment.py": "with the times of files, which are of the wall clock too",

@@ -32,6 +32,7 @@ _STORING = (
     file_errors.TooManyUploads,
     errors.SingleTenant,
     errors.StorageFailed,
+    errors.QuotaExceeded,
 )
 _WRITING = (
     file_errors.OutsideDirectory,
@@ -272,7 +273,13 @@ ROUTES: tuple[Route, ...] = (
                 "Make a directory, or move, copy or change the mode of a file or directory, as `op` says.",
                 answer=wire_files.Changed,
                 query=wire_files.ChangeQuery,
-                errors=(*_REFUSED, file_errors.FileExists, errors.SingleTenant, errors.StorageFailed),
+                errors=(
+                    *_REFUSED,
+                    file_errors.FileExists,
+                    errors.SingleTenant,
+                    errors.StorageFailed,
+                    errors.QuotaExceeded,
+                ),
                 example=_FILE | {"op": "copy", "to": "data/out.csv"},
             ),
             "DELETE": Operation(

@@ -25,7 +25,8 @@ def test_what_was_run_is_counted_and_nothing_of_the_tenant_is_told(cellbox: Cell
     assert grown("cellbox_executions_total", "bash", "false", "error") == 1
     assert grown("cellbox_executions_total", "python", "true", "timeout") == 1
     assert grown("cellbox_execution_run_seconds_count", "python") == 2
-    assert 0.2 <= grown("cellbox_execution_run_seconds_sum", "python") < 9
+    # The service's clock of a run begins when it hears that the run has begun, and bounds what the sandbox says.
+    assert 0.1 <= grown("cellbox_execution_run_seconds_sum", "python") < 9
     assert grown("cellbox_execution_queue_seconds_count") == 3
     assert grown("cellbox_sandbox_start_seconds_count", "session") == 1
     assert grown("cellbox_sandboxes", "idle") == 1
