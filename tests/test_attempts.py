@@ -1,4 +1,4 @@
-"""What is marked ``alone`` may fail twice, and nothing else may fail once."""
+"""What is marked ``alone`` may be too slow twice, and nothing may be wrong once."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def pytest_terminal_summary(terminalreporter):
 FILE = """
 import pathlib
 import pytest
+from tests.attempts import in_time
 
 log = pathlib.Path("log")
 
@@ -35,26 +36,31 @@ def fresh():
 {mark}
 def test_it(fresh):
     ran = len(log.read_text()) if log.exists() else 0
-    assert ran >= {failing}, f"attempt {{ran}}"
+    {check}
 """
+
+
+SLOW = 'in_time({failing} - ran, 0.5, f"attempt {{ran}}")'
+WRONG = 'assert ran >= {failing}, f"attempt {{ran}}"'
 
 
 @pytest.mark.parametrize("processes", [[], ["-n", "1"]])
 @pytest.mark.parametrize(
-    ("mark", "failing", "ran", "told"),
+    ("mark", "check", "failing", "ran", "told"),
     [
-        ("@pytest.mark.alone", 0, 1, "1 passed"),
-        ("@pytest.mark.alone", 2, 3, "1 passed"),
-        ("@pytest.mark.alone", 3, 3, "1 failed"),
-        ("", 1, 1, "1 failed"),
+        ("@pytest.mark.alone", SLOW, 0, 1, "1 passed"),
+        ("@pytest.mark.alone", SLOW, 2, 3, "1 passed"),
+        ("@pytest.mark.alone", SLOW, 3, 3, "1 failed"),
+        ("@pytest.mark.alone", WRONG, 1, 1, "1 failed"),
+        ("", SLOW, 1, 1, "1 failed"),
     ],
 )
-def test_what_is_judged_by_the_clock_has_three_attempts(
-    tmp_path: Path, mark: str, failing: int, ran: int, told: str, processes: list[str]
+def test_what_was_too_slow_has_three_attempts_and_what_is_wrong_has_one(
+    tmp_path: Path, mark: str, check: str, failing: int, ran: int, told: str, processes: list[str]
 ) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  alone: by itself\n")
-    (tmp_path / "test_it.py").write_text(FILE.format(mark=mark, failing=failing))
+    (tmp_path / "test_it.py").write_text(FILE.format(mark=mark, check=check.format(failing=failing)))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "xdist", *processes],
         cwd=tmp_path,

@@ -71,7 +71,7 @@ def test_one_part_can_be_run_without_the_other(tmp_path: Path, expression: str) 
 
 
 def judges_a_duration() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    pattern = re.compile(r"(monotonic\(\)|loop\.time\(\)) - \w+ <|(run_ms|slowest|\w+\(times\)) < ")
+    pattern = re.compile(r"in_time\(|(monotonic\(\)|loop\.time\(\)) - \w+ <|(run_ms|slowest|\w+\(times\)) < ")
     for path in TESTS.rglob("test_*.py"):
         for node in ast.parse(path.read_text()).body:
             is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")

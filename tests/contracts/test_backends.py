@@ -16,6 +16,7 @@ import pytest
 from interpreter.backends.base import SandboxExit
 from interpreter.backends.bubblewrap import ending
 from interpreter.backends.bubblewrap.sandbox import BubblewrapSandbox
+from tests.attempts import in_time
 from tests.contracts.conftest import BUBBLEWRAP, DOCKER, GVISOR, PROCESS, House, until
 
 every_backend = pytest.mark.parametrize("kind", ["fake", PROCESS, BUBBLEWRAP, DOCKER, GVISOR])
@@ -97,7 +98,7 @@ async def test_stop_needs_no_help_from_inside(house: House, behaviour: str) -> N
     sandbox = await house.start(behaviour)
     started = time.monotonic()
     await sandbox.stop()
-    assert time.monotonic() - started < 3
+    in_time(time.monotonic() - started, 3)
     assert house.processes() == set()
 
 
@@ -136,7 +137,7 @@ async def test_a_fork_bomb_stays_within_its_processes_and_is_ended(house: House)
     assert (sandbox.stats().processes or 0) <= 32 + 48
     started = time.monotonic()
     await sandbox.stop()
-    assert time.monotonic() - started < 5
+    in_time(time.monotonic() - started, 5)
 
 
 @supervised
@@ -183,7 +184,7 @@ async def test_a_stuck_supervisor_is_done_without(house: House) -> None:
     os.kill(house.supervisor(sandbox), signal.SIGSTOP)
     started = time.monotonic()
     await sandbox.stop()
-    assert time.monotonic() - started < 3
+    in_time(time.monotonic() - started, 3)
 
 
 @supervised

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests import engines
+from tests.attempts import in_time
 from tests.e2e.conftest import GVISOR, Cellbox
 
 RUNTIMES = [GVISOR]
@@ -103,7 +104,7 @@ def test_killing_the_first_process_costs_that_sandbox_only(cellbox: Cellbox, sco
     cellbox.cell("y = 1", scope=f"{scope}n", session="s")
     began = time.monotonic()
     assert cellbox.exec("kill -9 1; sleep 60", language="bash", scope=scope, session="s")["status"] == "died"
-    assert time.monotonic() - began < 15
+    in_time(time.monotonic() - began, 15)
     assert cellbox.exec("print(42)", scope=scope, session="s")["stdout"] == "42\n"
     assert cellbox.cell("y", scope=f"{scope}n", session="s")["state"] == "kept"
 

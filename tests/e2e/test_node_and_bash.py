@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.attempts import in_time
 from tests.e2e.conftest import Cellbox, bubblewrap_is_there, running
 
 TIMEOUT_S = 0.6
@@ -160,7 +161,7 @@ def test_a_timeout_ends_it_in_time_and_the_state_stays(cellbox: Cellbox, scope: 
     cellbox.cell(SET[language], scope=scope, language=language)
     began = time.monotonic()
     answer = cellbox.cell(code, scope=scope, language=language, timeout=TIMEOUT_S)
-    assert time.monotonic() - began < TIMEOUT_S + GRACE_S + SLACK_S
+    in_time(time.monotonic() - began, TIMEOUT_S + GRACE_S + SLACK_S)
     assert (answer["status"], answer["exit_code"], answer["timed_out"]) == ("timeout", 124, True)
     assert answer["stdout"] == "before\n"
     assert (answer["state"], answer["reason"]) == ("kept", None)
@@ -283,7 +284,7 @@ def test_whatever_a_cell_does_is_answered_in_time_and_the_next_one_works(
     cellbox.cell("y = 1", scope=scope)
     began = time.monotonic()
     answer = cellbox.cell(code, scope=scope, language=language, timeout=3 if "heap" in name else TIMEOUT_S)
-    assert time.monotonic() - began < 3 * _load() + GRACE_S + SLACK_S
+    in_time(time.monotonic() - began, 3 * _load() + GRACE_S + SLACK_S)
     assert answer["status"] in ("died", "timeout", "error"), answer
     after = cellbox.cell({"node": "1 + 1", "bash": "echo 2"}[language], scope=scope, language=language)
     assert after["status"] == "ok", after
@@ -318,7 +319,7 @@ def test_ten_megabytes_are_complete_within_two_seconds(roomy: Cellbox, scope: st
     language, code = LARGE[name]
     roomy.cell("1" if language == "node" else "true", scope=scope, language=language)
     answer = roomy.cell(code, scope=scope, language=language)
-    assert answer["timing"]["run_ms"] < 2000 * _load()
+    in_time(answer["timing"]["run_ms"], 2000 * _load())
     assert (answer["output_bytes"]["stdout"], len(answer["stdout"])) == (10_000_000, 10_000_000)
     assert not answer["truncated"]
     roomy.client.delete(f"/v1/scopes/{scope}?purge=true")
@@ -342,7 +343,7 @@ def test_late_output_is_never_in_the_next_answer(cellbox: Cellbox, scope: str) -
     for language in BOTH:
         first = cellbox.cell(late[language], scope=scope, language=language)
         assert (first["stdout"], first["stderr"]) == ("now\n", "")
-        assert first["timing"]["run_ms"] < 190 + 100 * _load()
+        in_time(first["timing"]["run_ms"], 190 + 100 * _load())
         for _ in range(2):
             following = cellbox.cell(wait[language], scope=scope, language=language)
             assert (following["stdout"], following["stderr"]) == ("next\n", "")

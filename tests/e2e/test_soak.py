@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.attempts import in_time
 from tests.e2e.conftest import Cellbox
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
@@ -55,7 +56,7 @@ def test_a_flood_of_a_minute_costs_the_service_nothing(
     assert (answer["status"], answer["truncated"]) == ("timeout", True)
     assert answer["output_bytes"]["stdout"] > 50_000_000
     assert most - before < 100
-    assert statistics.median(times) < 0.2
+    in_time(statistics.median(times), 0.2)
 
 
 def test_a_hundred_sandboxes_one_after_the_other_leave_nothing(cellbox: Cellbox, scope: str) -> None:

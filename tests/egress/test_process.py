@@ -17,6 +17,7 @@ import pytest
 
 from egress import protocol
 from egress.protocol import Policy
+from tests.attempts import in_time
 from tests.egress.proxy import LIMIT_S, ROOT, Proxy, running
 
 PLAIN = b"GET http://origin.example:%d/%s HTTP/1.1\r\nConnection: close\r\n\r\n"
@@ -222,7 +223,7 @@ def test_many_slow_clients_of_one_sandbox_do_not_slow_another(proxy: Proxy, orig
         for _ in range(20):
             started = time.monotonic()
             assert fetch(quick, origin, 1000) > 1000
-            assert time.monotonic() - started < 2
+            in_time(time.monotonic() - started, 2)
 
 
 @pytest.mark.alone
@@ -249,7 +250,7 @@ def test_a_policy_takes_effect_within_a_second_under_load_and_cuts_nothing_that_
         with connected(path) as client:
             client.sendall(b"CONNECT name%d.example:443 HTTP/1.1\r\n\r\n" % round_)
             assert client.recv(1000).startswith(b"HTTP/1.1 502 ")  # let through, and there is no such host
-        assert time.monotonic() - started < 1
+        in_time(time.monotonic() - started, 1)
     for load in loads:
         load.join(60)
     assert [size > 2**28 for size in sizes] == [True] * 8

@@ -10,6 +10,7 @@ import time
 import pytest
 from sandboxd.protocol import Finished, Progress
 
+from tests.attempts import in_time
 from tests.waiting import gone, soon
 
 INTERRUPTED_AT_ONCE = {
@@ -47,7 +48,7 @@ async def test_timeout_interrupts_and_keeps_the_state(bash, code):
     began = time.monotonic()
     outcome = await bash(f"y=2; echo before\n{code}", timeout_s=0.3, grace_s=4.0)
     assert (outcome.status, outcome.exit_code, outcome.reason, outcome.kernel) == ("timeout", 124, None, "kept")
-    assert time.monotonic() - began < 2.0  # before the half of the grace, so by the interrupt alone
+    in_time(time.monotonic() - began, 2.0)
     assert outcome.stdout.startswith("before\n")
     following = await bash("echo $x $y; jobs | grep -c 'sleep 100'; kill %1")
     assert (following.stdout, following.stderr) == ("1 2\n1\n", "")
@@ -171,7 +172,7 @@ async def test_a_shell_without_what_the_kernel_needs_is_put_right_at_once(bash, 
     outcome = await bash(f"x=1; f() {{ echo f; }}; echo on\n{code}")
     assert (outcome.status, outcome.stdout, outcome.kernel) == ("ok", "on\n", "new")
     assert outcome.stderr.startswith("bash: the shell did not answer, so ")
-    assert outcome.run_ms < 5000
+    in_time(outcome.run_ms, 5000)
     outcome = await bash("echo $x; f", timeout_s=2.0)
     assert (outcome.status, outcome.stdout, outcome.stderr) == ("ok", "1\nf\n", "")
 
@@ -198,7 +199,7 @@ async def test_a_trap_that_keeps_the_shell_from_the_kernel_costs_the_next_call_i
     outcome = await bash("x=2", timeout_s=0.3, grace_s=4.0)
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept")
     assert "the shell did not answer and was " in outcome.stderr
-    assert time.monotonic() - began < 2.3  # without the second interrupt
+    in_time(time.monotonic() - began, 2.3)
     outcome = await bash("echo $x; trap -p DEBUG")
     assert (outcome.status, outcome.stdout, outcome.stderr) == ("ok", "1\n", "")
 

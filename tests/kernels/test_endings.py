@@ -8,6 +8,8 @@ import time
 import pytest
 from sandboxd.protocol import Finished, KernelGone, KernelStopped, Preparing, Progress, StopKernel
 
+from tests.attempts import in_time
+
 INTERRUPTED_AT_ONCE = [
     "while True: pass",
     "import time; time.sleep(30)",
@@ -37,7 +39,7 @@ async def test_timeout_interrupts_and_keeps_the_state(sandbox, code):
     began = time.monotonic()
     outcome = await sandbox.run(f"print('before')\n{code}", timeout_s=0.3, grace_s=4.0)
     assert (outcome.status, outcome.exit_code, outcome.reason, outcome.kernel) == ("timeout", 124, None, "kept")
-    assert time.monotonic() - began < 1.8  # before the half of the grace, so by the interrupt alone
+    in_time(time.monotonic() - began, 1.8)
     assert outcome.stdout.startswith("before\n")
     assert outcome.error is None
     assert await sandbox.value("x") == "1"
@@ -106,7 +108,7 @@ async def test_a_stubborn_cell_costs_its_kernel_and_the_next_one_is_ready(sandbo
     await sandbox.run("x = 1")
     began = time.monotonic()
     outcome = await sandbox.run(f"print('before')\n{code}", timeout_s=0.3, grace_s=0.6)
-    assert time.monotonic() - began < 1.1
+    in_time(time.monotonic() - began, 1.1)
     assert (outcome.status, outcome.exit_code, outcome.reason, outcome.kernel) == ("timeout", 124, "timeout", "lost")
     assert outcome.stdout == "before\n"
     after = await sandbox.run("'x' in globals()")
@@ -120,7 +122,7 @@ async def test_without_grace_the_answer_comes_at_the_timeout(sandbox):
     began = time.monotonic()
     outcome = await sandbox.run("while True: pass", timeout_s=0.1, grace_s=0.0)
     assert outcome.status == "timeout"
-    assert time.monotonic() - began < 0.5
+    in_time(time.monotonic() - began, 0.5)
     assert (await sandbox.run("1")).kernel == ("new" if outcome.kernel == "lost" else "kept")
 
 
@@ -142,7 +144,7 @@ async def test_death_is_told_within_a_second(sandbox, code):
     began = time.monotonic()
     finished = await sandbox.execute(f"print('last words')\n{code}\nimport time; time.sleep(10)")
     assert isinstance(finished, Finished)
-    assert time.monotonic() - began < 2.0
+    in_time(time.monotonic() - began, 2.0)
     outcome = finished.outcome
     assert (outcome.status, outcome.kernel) == ("died", "lost")
     if DEATHS[code] is not None:

@@ -6,6 +6,7 @@ import os
 import pytest
 from sandboxd.protocol import OutputLimits, Progress
 
+from tests.attempts import in_time
 from tests.waiting import ended, soon
 
 LARGE = OutputLimits(text=20_000_000, results=0, spill=0)
@@ -220,7 +221,7 @@ async def test_ten_megabytes_of_output_are_complete_at_once(sandbox, code):
     await sandbox.run("1", language="node")
     outcome = await sandbox.run(code + "; void 0", language="node", limits=LARGE)
     assert (outcome.status, outcome.stdout_bytes, len(outcome.stdout)) == ("ok", FLOODS[code], FLOODS[code])
-    assert outcome.run_ms < 2000 * max(1, os.getloadavg()[0] / 2)
+    in_time(outcome.run_ms, 2000 * max(1, os.getloadavg()[0] / 2))
 
 
 INTERRUPTED = [
@@ -256,7 +257,7 @@ async def test_a_timeout_keeps_the_state(sandbox, code):
     outcome = await sandbox.run("console.log('begun'); " + code, language="node", timeout_s=0.5)
     assert (outcome.status, outcome.exit_code, outcome.kernel) == ("timeout", 124, "kept"), outcome
     assert outcome.stdout == "begun\n"
-    assert outcome.run_ms < 2500
+    in_time(outcome.run_ms, 2500)
     after = await sandbox.run("await new Promise(r => setTimeout(r, 100)); kept", language="node")
     assert (after.results[0].data["text/plain"], after.stdout, after.stderr) == ("1", "", "")
 

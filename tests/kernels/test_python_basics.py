@@ -5,6 +5,8 @@ import json
 import pytest
 from sandboxd.protocol import OutputLimits, Preparing, Refused, Started
 
+from tests.attempts import in_time
+
 
 async def test_state_is_kept_and_the_last_expression_is_the_value(sandbox):
     first = await sandbox.run("x = 41\nprint('out')\nx + 1")
@@ -87,7 +89,7 @@ async def test_every_error_is_told_once_and_the_kernel_goes_on(sandbox, code):
     assert len(outcome.error.value) <= 100_000
     assert len(outcome.error.traceback) <= 110
     assert outcome.results == []
-    assert outcome.run_ms < 3000
+    in_time(outcome.run_ms, 3000)
     assert (await sandbox.run("print('on')")).stdout == "on\n"
 
 

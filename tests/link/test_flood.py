@@ -24,6 +24,7 @@ from sandboxd.protocol import (
 )
 
 from interpreter.link.connection import Connection, LinkLimits
+from tests.attempts import in_time
 
 FLOODS: dict[str, FromSandbox] = {
     "output so far": Progress(id="a", stream="stdout", text="x" * 2**20),
@@ -85,7 +86,7 @@ async def _flood(message: FromSandbox, seconds: float) -> tuple[float, int]:
 async def test_a_flood(message: FromSandbox) -> None:
     lag_s, grown = await _flood(message, 1.0)
     assert grown < 100 * 2**20
-    assert lag_s < 0.2
+    in_time(lag_s, 0.2)
 
 
 @pytest.mark.alone
@@ -95,4 +96,4 @@ async def test_a_flood(message: FromSandbox) -> None:
 async def test_a_flood_of_a_minute(message: FromSandbox) -> None:
     lag_s, grown = await _flood(message, 60.0)
     assert grown < 100 * 2**20
-    assert lag_s < 0.2
+    in_time(lag_s, 0.2)

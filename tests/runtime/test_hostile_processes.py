@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sandboxd.protocol import Finished, OutputLimits
 
+from tests.attempts import in_time
 from tests.runtime.box import PYTHON, ROOT, Box, box
 
 DAEMON = """
@@ -79,7 +80,7 @@ def test_a_daemon_that_holds_the_output_open_delays_nothing(sandbox: Box) -> Non
     began = time.monotonic()
     answer = sandbox.run("(setsid sh -c 'sleep 600; echo late' &) ; echo now", "bash")
     assert answer.outcome.stdout == "now\n"
-    assert time.monotonic() - began < 1
+    in_time(time.monotonic() - began, 1)
 
 
 @pytest.mark.alone
@@ -94,7 +95,7 @@ while True:
 """
     began = time.monotonic()
     answer = sandbox.end(sandbox.begin(code, timeout_s=1))
-    assert time.monotonic() - began < 2.5
+    in_time(time.monotonic() - began, 2.5)
     assert answer.outcome.stdout == "forking\n"
     if not answer.sandbox_unsafe:
         sandbox.wait_for_processes(_idle(sandbox))
@@ -106,7 +107,7 @@ def test_a_hopping_process_is_caught_or_the_sandbox_is_called_unsafe(sandbox: Bo
     for _ in range(5):
         began = time.monotonic()
         answer = sandbox.end(sandbox.begin(f"{hopper} & sleep 0.2; echo done", "bash", timeout_s=2))
-        assert time.monotonic() - began < 3.5
+        in_time(time.monotonic() - began, 3.5)
         assert answer.outcome.stdout == "done\n"
         caught += not answer.sandbox_unsafe
     sandbox.wait_for_processes(_idle(sandbox))
@@ -136,7 +137,7 @@ def test_a_run_that_ends_or_stops_its_supervisor_makes_the_sandbox_unsafe(sandbo
     code = f"import os, time\nprint('so far', flush=True)\nos.kill(os.getppid(), {int(number)})\ntime.sleep(60)"
     began = time.monotonic()
     answer = sandbox.end(sandbox.begin(code, timeout_s=0.5))
-    assert time.monotonic() - began < 2
+    in_time(time.monotonic() - began, 2)
     assert answer.sandbox_unsafe
     assert answer.outcome.stdout == "so far\n"
     assert answer.outcome.status == ("died" if number == signal.SIGKILL else "timeout")
@@ -242,7 +243,7 @@ def test_closed_descriptors_and_odd_limits_end_as_any_run(sandbox: Box, code: st
 def test_a_flood_is_bounded_and_ended_in_time(sandbox: Box) -> None:
     began = time.monotonic()
     answer = sandbox.end(sandbox.begin("yes", "bash", timeout_s=1, limits=OutputLimits(text=1000, results=0, spill=0)))
-    assert time.monotonic() - began < 2.5
+    in_time(time.monotonic() - began, 2.5)
     assert answer.outcome.status == "timeout"
     assert answer.outcome.truncated
     assert len(answer.outcome.stdout) <= 1000

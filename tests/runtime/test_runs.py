@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sandboxd.protocol import Cancel, OutputLimits, Progress, Refused
 
+from tests.attempts import in_time
 from tests.runtime.box import PYTHON, ROOT, VENV, Box, box
 from tests.waiting import until
 
@@ -239,7 +240,7 @@ def test_runs_go_side_by_side(sandbox: Box) -> None:
     waiting = [sandbox.begin(f"import time; time.sleep(0.7); print({number})") for number in range(6)]
     for number, execution in enumerate(waiting):
         assert sandbox.end(execution).outcome.stdout == f"{number}\n"
-    assert time.monotonic() - began < 3
+    in_time(time.monotonic() - began, 3)
 
 
 def test_killing_one_run_leaves_the_others(sandbox: Box) -> None:
@@ -282,7 +283,7 @@ def test_a_run_cancelled_at_once_ends(sandbox: Box) -> None:
 def test_a_timeout_ends_it_with_its_output(sandbox: Box, language: str, code: str) -> None:
     began = time.monotonic()
     answer = sandbox.end(sandbox.begin(code, language, timeout_s=0.8))
-    assert time.monotonic() - began < 2.1
+    in_time(time.monotonic() - began, 2.1)
     assert (answer.outcome.status, answer.outcome.exit_code, answer.sandbox_unsafe) == ("timeout", 137, False)
     assert answer.outcome.stdout == "so far\n"
 
@@ -307,7 +308,7 @@ def test_ten_megabytes_arrive(sandbox: Box) -> None:
         outcome = sandbox.run(code, language, limits=limits).outcome
         assert outcome.stdout_bytes == len(outcome.stdout) == 10_000_000
         assert not outcome.truncated
-        assert time.monotonic() - began < 2
+        in_time(time.monotonic() - began, 2)
 
 
 @pytest.mark.alone
@@ -317,7 +318,7 @@ def test_a_flood_of_large_displays_holds_nobody_up(sandbox: Box) -> None:
     time.sleep(1.0)
     began = time.monotonic()
     assert sandbox.run("print(1)").outcome.stdout == "1\n"
-    assert time.monotonic() - began < 0.5
+    in_time(time.monotonic() - began, 0.5)
     outcome = sandbox.end(flood).outcome
     assert (outcome.status, outcome.run_ms < 4000) == ("timeout", True)
 

@@ -10,6 +10,7 @@ import pytest
 
 from interpreter.backends.docker import seen
 from tests import engines
+from tests.attempts import in_time
 from tests.contracts.conftest import House, until
 
 pytestmark = engines.needed
@@ -32,7 +33,7 @@ async def test_a_stop_is_done_by_the_engine(house: House, behaviour: str) -> Non
     sandbox = await house.start(behaviour)
     started = time.monotonic()
     await asyncio.gather(*(sandbox.stop() for _ in range(3)))
-    assert time.monotonic() - started < 3
+    in_time(time.monotonic() - started, 3)
     assert house.processes() == set()
     assert (await sandbox.wait()).status == 128 + signal.SIGKILL
     assert sandbox.stats().processes == 0
@@ -43,7 +44,7 @@ async def test_the_counters_are_asked_for_and_nobody_waits_for_them(house: House
     sandbox = await house.start("daemons")
     began = time.monotonic()
     sandbox.stats()
-    assert time.monotonic() - began < 0.05
+    in_time(time.monotonic() - began, 0.05)
     await until(lambda: (sandbox.stats().processes or 0) >= 4 and (sandbox.stats().memory_bytes or 0) > 0)
     await sandbox.stop()
 
