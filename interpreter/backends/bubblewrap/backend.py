@@ -172,7 +172,7 @@ class BubblewrapBackend(Backend):
         try:
             supervisor = os.pidfd_open(process.pid)
         except OSError as error:
-            await finish(asyncio.to_thread(_end, process), within_s=2 * _START_S)
+            await finish(asyncio.to_thread(_end, process, state.with_suffix(leftovers.ENDED)), within_s=2 * _START_S)
             raise failure.of_error(error) from error
         process.returncode = (
             0  # It is held by its pidfd from now on; else the object warns, when it goes, that it goes on.
@@ -343,11 +343,12 @@ _PROBE_FAILED = (
 )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a supervisor that nobody holds, and its sandbox with it. Blocking."""
+def _end(process: subprocess.Popen[bytes], told: Path) -> None:
+    """End a supervisor that nobody holds, and its sandbox with it. told: where it says how, which nobody asks. Blocking."""
     with process:
         process.terminate()
         try:
             process.wait(_START_S)
         except subprocess.TimeoutExpired:
             process.kill()
+    told.unlink(missing_ok=True)
