@@ -23,7 +23,7 @@ PIP := -m pip --disable-pip-version-check --no-input install --no-compile --prog
 # With a container engine that answers, or one that is started for it; its image is made first if an input has changed.
 ENGINE = .ci/engine.sh run bash -ec '[ -z "$${DOCKER_HOST:-}" ] || .venv/bin/cellbox image build; exec "$$@"' -
 # Tests wait more than they compute, so there are more processes of them than cores. A part of them runs in one.
-PYTEST = .venv/bin/pytest -m "not soak" $(if $(ARGS),,-n 6)
+PYTEST = .venv/bin/pytest -m "not soak" $(if $(ARGS),,-n 4)
 SAY = @printf '\033[1mcellbox\033[0m %s\n'
 
 .PHONY: help
