@@ -72,7 +72,11 @@ start_own() {
     if [ -e "$STATE/log" ]; then mv "$STATE/log" "$STATE/log.before"; fi
     setsid dockerd --config-file="$(configuration)" --host="$SOCKET" --data-root="$DATA" --exec-root="$STATE/exec" \
       --pidfile="$STATE/docker.pid" --shutdown-timeout=5 </dev/null >"$STATE/log" 2>&1 9>&- 8>&- &
-  ) 9>"$STATE/starting"
+    await_own && remove_old
+  ) 9>"$STATE/starting" && await_own
+}
+
+await_own() {
   local deadline=$((SECONDS + START_S))
   until answers "$SOCKET"; do
     if [ $SECONDS -gt $deadline ]; then
@@ -82,6 +86,17 @@ start_own() {
     fi
     sleep 0.2
   done
+}
+
+# What a run that was cut off left in the engine's data is not the fault of the run that begins now. In an engine that has
+# just started none of it runs.
+remove_old() {
+  local old
+  old=$(DOCKER_HOST=$SOCKET timeout $CALL_S docker ps --all --quiet) || return 1
+  [ -n "$old" ] || return 0
+  say "removing $(wc -l <<<"$old") containers that an earlier run left"
+  # shellcheck disable=SC2086  # one word per id is meant
+  DOCKER_HOST=$SOCKET timeout $CALL_S docker rm --force $old >/dev/null
 }
 
 # Sets DOCKER_HOST, where no library need know of contexts.
