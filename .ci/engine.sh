@@ -21,7 +21,8 @@ STOP_S=60
 
 say() { printf '\033[1mcellbox\033[0m %s\n' "$*" >&2; }
 
-answers() { timeout 10 docker ${1:+-H "$1"} version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+# Whether an engine answers at this address; at that of the context where none is given.
+answers() { env -u DOCKER_HOST timeout 10 docker ${1:+-H "$1"} version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 
 # The pid of our engine; nothing when it does not run. A pid that somebody else has by now does not count.
 own_pid() {
