@@ -30,7 +30,7 @@ CLEAN_WITHIN_S = 1.0
 START_WITHIN_S = 5.0
 """From the request to the program's pid. A fork takes milliseconds; a starved machine a second."""
 
-_READY = 2
+_READY = 4
 _READY_FOR_S = 10.0
 """So many supervisors of stateless programs wait for the next one, so long: each saves 10 ms and costs some memory."""
 
