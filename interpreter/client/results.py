@@ -14,6 +14,7 @@ from interpreter.client.errors import ExecutionFailed
 
 _NEVER_SHOWN = {"application/javascript", "text/javascript"}
 """Kinds that a notebook would run in the page of whoever looks at it."""
+_CHART = "application/vnd.cellbox.chart+json"
 
 
 class Result(wire.ExecAnswer):
@@ -40,6 +41,12 @@ class Result(wire.ExecAnswer):
     def images(self) -> list[bytes]:
         """The PNGs of all results, in order."""
         return [image for each in self.results if (image := png(each.data or {})) is not None]
+
+    @property
+    def charts(self) -> list[dict[str, Any]]:
+        """What the figures of matplotlib among all results show, as numbers, in order; the form is described in API.md."""
+        found = ((each.data or {}).get(_CHART) for each in self.results)
+        return [chart for chart in found if isinstance(chart, dict)]
 
     def check(self) -> Result:
         """Return this result if the code did well. Raises ExecutionFailed, whose text says how it ended."""

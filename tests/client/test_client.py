@@ -78,6 +78,7 @@ def test_a_result_shows_its_main_result_in_a_notebook(client: Client, scope: str
     result = client.exec(code, scope=scope, stateful=True)
     assert result.images[0].startswith(b"\x89PNG")
     assert "image/png" in result._repr_mimebundle_()
+    assert [chart["kind"] for chart in result.charts[0]["charts"]] == ["line"]
     code = "from IPython.display import Javascript\nJavascript('alert(1)')"
     assert set(client.exec(code, scope=scope, stateful=True)._repr_mimebundle_()) == {"text/plain"}
 

@@ -17,7 +17,7 @@ from IPython.core import interactiveshell
 from IPython.core.error import StdinNotImplementedError
 from traitlets import Instance, Type, default
 
-from . import errors, packages
+from . import charts, errors, packages
 
 interactiveshell.warn = lambda *_args, **_options: None  # its one use is advice on leaving a terminal
 
@@ -79,6 +79,10 @@ class Shell(ZMQInteractiveShell):
     def init_ipython_dir(self, ipython_dir: str | None) -> None:
         """The application's; IPython would make one in the user's home."""
         self.ipython_dir = ipython_dir or self.kernel.parent.ipython_dir
+
+    def init_display_formatter(self) -> None:
+        super().init_display_formatter()
+        self.display_formatter.formatters[charts.MIME] = charts.ChartFormatter(parent=self.display_formatter)
 
     def init_environment(self) -> None:
         """Pagers would wait for keys. Colours, which ipykernel forces on programs here, are nothing for a pipe."""
