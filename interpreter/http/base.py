@@ -51,7 +51,8 @@ log = logging.getLogger("cellbox.http")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _ALLOWED_HEADERS = (
-    "X-API-Key, Authorization, Content-Type, X-Request-ID, Range, If-Range, If-Match, If-None-Match, If-Modified-Since"
+    "X-API-Key, Authorization, Content-Type, X-Request-ID, Last-Event-ID, Range, If-Range, If-Match, If-None-Match, "
+    "If-Modified-Since"
 )
 _EXPOSED_HEADERS = "X-Request-ID, Retry-After, ETag, Content-Range, Accept-Ranges, Content-Disposition"
 LINGER_S = 2.0
@@ -182,8 +183,12 @@ class ApiHandler(RequestHandler):
         method = str(self.request.method)
         operation = self.route.operations.get("GET" if method == "HEAD" else method) if self.route else None
         if not (operation is not None and operation.public) and not self._is_preflight():
-            guard.check_key(headers.get("X-API-Key"), headers.get("Authorization"))
+            guard.check_key(headers.get("X-API-Key"), headers.get("Authorization"), self._offered_key())
         self._admitted = True
+
+    def _offered_key(self) -> str | None:
+        """The key of the call where it came in neither of the two headers, on a route that has another way."""
+        return None
 
     def _is_preflight(self) -> bool:
         headers = self.request.headers

@@ -5,6 +5,9 @@ Plain functions over header values. Keys are compared as hashes in constant time
 
 from __future__ import annotations
 
+import base64
+import binascii
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -14,6 +17,7 @@ from collections.abc import Iterable
 from interpreter.errors import ForbiddenHost, ForbiddenOrigin, Unauthorized
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
+_BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Guard:
@@ -55,14 +59,14 @@ class Guard:
         """Whether a page of ``origin`` may read answers."""
         return origin is not None and origin.lower() in self._origins
 
-    def check_key(self, api_key: str | None, authorization: str | None) -> None:
-        """Raise Unauthorized unless one of the two headers carries one of the keys."""
-        candidates = [] if api_key is None else [api_key]
+    def check_key(self, api_key: str | None, authorization: str | None, offered: str | None = None) -> None:
+        """Raise Unauthorized unless one of the two headers carries one of the keys. offered: a key that came another way."""
+        candidates = [key for key in (api_key, offered) if key is not None]
         if authorization is not None:
             scheme, _, credentials = authorization.partition(" ")
             if scheme.lower() == "bearer":
                 candidates.append(credentials.strip(" "))
-        # Every pair is compared, so that the time tells neither which key nor which header it was.
+        # Every pair is compared, so that the time tells neither which key it was nor how it came.
         known = False
         for candidate in candidates:
             digest = hashlib.sha256(candidate.encode("utf-8", "surrogateescape")).digest()
@@ -70,6 +74,20 @@ class Guard:
                 known |= hmac.compare_digest(digest, key)
         if not known:
             raise Unauthorized("Send a key of this service as `X-API-Key: KEY` or `Authorization: Bearer KEY`.")
+
+
+def offered_key(protocols: str | None) -> str | None:
+    """Return the key among the subprotocols that a WebSocket offers; None where there is none, or none that is well-formed.
+
+    It is there in base64url, without padding, since a subprotocol is a word of few letters. A browser lets a page give no header.
+    """
+    for protocol in (protocols or "").split(","):
+        name, _, encoded = protocol.strip(" \t").rpartition(".")
+        if name == "cellbox.key" and _BASE64URL.fullmatch(encoded):
+            with contextlib.suppress(binascii.Error):
+                key = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+                return key.decode("utf-8", "surrogateescape")
+    return None
 
 
 def _is_address(name: str) -> bool:

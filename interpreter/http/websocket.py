@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -20,6 +20,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
 from interpreter import wire
 from interpreter.errors import InvalidRequest, ServiceError, TooManyExecutions, UnknownField
@@ -29,6 +30,7 @@ from interpreter.http import strict_json
 from interpreter.http.base import ApiHandler
 from interpreter.http.events import follow
 from interpreter.http.exec import exec_request
+from interpreter.http.guard import offered_key
 from interpreter.http.operations import Api
 from interpreter.http.requests import quoted, read_values
 from interpreter.tasks import Tasks
@@ -38,15 +40,20 @@ PING_S = 20.0
 MAX_FOLLOWED = 100
 """Executions that one socket follows at a time."""
 CLOSE_S = 2.0
+SUBPROTOCOL = Subprotocol("cellbox")
+"""What a page has to offer beside its key: a browser wants one of those that it offers to be chosen."""
 _READ = 64 * 1024
 
 
 class WebSocketHandler(ApiHandler):
     """Opens a socket."""
 
+    def _offered_key(self) -> str | None:
+        return offered_key(self.request.headers.get("Sec-WebSocket-Protocol"))
+
     async def on_get(self, query: wire.SocketQuery, _body: wire.NoBody) -> None:
         """Serve it to its end."""
-        protocol = ServerProtocol(max_size=MAX_FRAME)
+        protocol = ServerProtocol(max_size=MAX_FRAME, select_subprotocol=_chosen)
         protocol.receive_data(_head(self))
         opening = next((event for event in protocol.events_received() if isinstance(event, Request)), None)
         if opening is None or "upgrade" not in self.request.headers.get("Connection", "").lower():
@@ -251,6 +258,10 @@ class Socket:
 async def close_all(sockets: Iterable[Any]) -> None:
     """End all of them, since the service goes away."""
     await asyncio.gather(*(one.close(CloseCode.GOING_AWAY) for one in list(sockets)))
+
+
+def _chosen(_protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    return SUBPROTOCOL if SUBPROTOCOL in offered else None
 
 
 def _name(values: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from interpreter.errors import ForbiddenHost, ForbiddenOrigin, Unauthorized
-from interpreter.http.guard import Guard
+from interpreter.http.guard import Guard, offered_key
 
 KEY, OTHER = "a-key-of-the-tests", "another-of-the-tests"
 GUARD = Guard(keys=[KEY, OTHER], hosts=["box.example.org"], origins=["https://chat.example.org"])
@@ -121,6 +121,39 @@ def test_key(api_key, authorization, accepted):
     else:
         with pytest.raises(Unauthorized):
             GUARD.check_key(api_key, authorization)
+
+
+@pytest.mark.parametrize(
+    ("protocols", "key"),
+    [
+        (None, None),
+        ("", None),
+        ("cellbox", None),
+        ("cellbox.key.", None),
+        ("cellbox.key", None),
+        ("cellbox.key.a", None),  # no number of bytes
+        ("cellbox.key.YQ==", None),
+        ("cellbox.key.YW/h", None),
+        ("cellbox.key.YW\udcff", None),
+        ("key.YQ", None),
+        ("x.cellbox.key.YQ", None),
+        ("Cellbox.Key.YQ", None),
+        ("cellbox.key.YQ.YQ", None),
+        ("cellbox, cellbox.key.YS1rZXk", "a-key"),
+        ("cellbox.key.YS1rZXk,cellbox", "a-key"),
+        (" cellbox.key.c2NobMO8c3NlbA\t", "schlüssel"),
+        ("cellbox.key._w", "\udcff"),
+    ],
+)
+def test_a_key_among_subprotocols(protocols, key):
+    assert offered_key(protocols) == key
+
+
+def test_a_key_that_was_offered_opens_and_another_does_not():
+    GUARD.check_key(None, None, KEY)
+    GUARD.check_key("wrong", None, KEY)
+    with pytest.raises(Unauthorized):
+        GUARD.check_key(None, None, KEY + "x")
 
 
 def test_a_guard_without_a_key_cannot_be():

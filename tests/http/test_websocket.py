@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -23,7 +24,8 @@ from tests.http.scripted import KEY, Served, finished, serving, until
 async def socket(
     served: Served, query: str = "scope=u1&session=chatA", **options: Any
 ) -> AsyncIterator[ClientConnection]:
-    headers = {"X-API-Key": KEY} | options.pop("headers", {})
+    key = options.pop("key", KEY)
+    headers = ({} if key is None else {"X-API-Key": key}) | options.pop("headers", {})
     url = f"ws://127.0.0.1:{served.port}/v1/ws?{query}"
     async with connect(url, additional_headers=headers, compression=None, **options) as client:
         yield client
@@ -191,6 +193,47 @@ async def test_who_may_not_open_one_is_refused_before_it_opens(
         async with socket(served, **options):
             pass
     assert refused.value.response.status_code == status
+
+
+def offering(*protocols: str) -> dict[str, Any]:
+    return {"headers": {"Sec-WebSocket-Protocol": ", ".join(protocols)}, "key": None}
+
+
+def as_subprotocol(key: str) -> str:
+    return "cellbox.key." + base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+
+
+async def test_a_page_that_can_give_no_header_offers_its_key_as_a_subprotocol(served: Served) -> None:
+    async with socket(served, key=None, subprotocols=["cellbox", as_subprotocol(KEY)]) as client:
+        assert client.subprotocol == "cellbox"
+        assert client.response is not None
+        assert client.response.headers.get_all("Sec-WebSocket-Protocol") == ["cellbox"]
+        await say(client, type="ping")
+        assert await hear(client) == {"type": "pong"}
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        (offering("cellbox", as_subprotocol("wrong")), 401),
+        (offering("cellbox", f"cellbox.key.{KEY}"), 401),
+        (offering("cellbox", KEY), 401),
+        (offering("cellbox"), 401),
+        ({"headers": {"Origin": "https://evil.example"}, "key": None, "subprotocols": [as_subprotocol(KEY)]}, 403),
+    ],
+)
+async def test_an_offered_key_that_is_wrong_or_of_a_foreign_page_opens_none(
+    served: Served, options: dict[str, Any], status: int
+) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with socket(served, **options):
+            pass
+    assert refused.value.response.status_code == status
+
+
+async def test_an_offered_key_is_of_the_socket_alone(served: Served) -> None:
+    reply = await served.call("GET", "/v1/scopes", key=None, Sec_WebSocket_Protocol=as_subprotocol(KEY))
+    assert (reply.status, reply.code) == (401, "unauthorized")
 
 
 async def test_a_listed_origin_opens_one() -> None:
