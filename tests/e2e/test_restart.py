@@ -7,6 +7,7 @@ import os
 import random
 import secrets
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -250,11 +251,21 @@ def test_a_timeout_and_a_cancel_work_over_a_restart(serve: Serve, scope: str) ->
     assert cellbox.cell("1", scope=scope)["state"] == "kept"
 
 
+def noted(cellbox: Cellbox, execution_id: str) -> bool:
+    """Return whether the next service would know the answer."""
+    with contextlib.closing(sqlite3.connect(f"file:{cellbox.root / '.state.db'}?mode=ro", uri=True)) as database:
+        known = "SELECT 1 FROM executions WHERE id = ? AND finished_at IS NOT NULL"
+        return database.execute(known, (execution_id,)).fetchone() is not None
+
+
 def test_answers_are_kept_over_a_restart(serve: Serve, scope: str) -> None:
     cellbox = serve()
     small = cellbox.cell("print('small'); {'a': float('nan')}", scope=scope, execution_id="small")
     large = cellbox.exec("print('x' * 500_000)", scope=scope)
     failed = cellbox.cell("1/0", scope=scope, execution_id="failed")
+    waiting.until(
+        lambda: noted(cellbox, large["execution_id"])
+    )  # it has no name of its caller's, so that takes a moment
     cellbox.end(signal.SIGKILL)
     cellbox.start()
     for execution_id, query, before in (
