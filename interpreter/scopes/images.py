@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import logging
 import os
 import secrets
@@ -22,6 +23,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +55,8 @@ _PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 _TOOL_S, _CHECK_S = 60.0, 600.0
 _FREE_S = 1.0
 _LOOP = 7
+_LOOP_GET_STATUS64, _LOOP_INFO64 = 0x4C05, 232
+_TRIES = 10
 _SUPERBLOCK = 1024
 _UMOUNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _LITTLE_BYTES = 16 * MIB
@@ -99,15 +103,49 @@ def has_room(place: Path) -> bool:
 
 def mount(image: Path, place: Path, *, lock: int | None = None) -> None:
     """Mount it at the directory ``place``, and make it as large as its file if nobody uses it. Raises ImageError, OSError."""
-    device = loop_of(image, lock=lock)
-    if device is None:
-        _check(image, lock=lock)
-        if _blocks(image)[0] * _BLOCK < image.stat().st_size:
-            _check(image, "-f", lock=lock)
-            _run("resize2fs", str(image), lock=lock, within_s=_CHECK_S)
-        _run("mount", "-t", "ext4", "-o", f"loop,{_OPTIONS}", str(image), str(place), lock=lock)
-    else:
-        _run("mount", "-t", "ext4", "-o", _OPTIONS, device, str(place), lock=lock)
+    for _ in range(_TRIES):
+        if (device := loop_of(image, lock=lock)) is None:
+            _mount_anew(image, place, lock)
+            return
+        with _held(device, image) as is_its:
+            if is_its:
+                _run("mount", "-t", "ext4", "-o", _OPTIONS, device, str(place), lock=lock)
+                return
+    raise ImageError("its loop device comes and goes")
+
+
+def _mount_anew(image: Path, place: Path, lock: int | None) -> None:
+    _check(image, lock=lock)
+    if _blocks(image)[0] * _BLOCK < image.stat().st_size:
+        _check(image, "-f", lock=lock)
+        _run("resize2fs", str(image), lock=lock, within_s=_CHECK_S)
+    _run("mount", "-t", "ext4", "-o", f"loop,{_OPTIONS}", str(image), str(place), lock=lock)
+
+
+@contextlib.contextmanager
+def _held(device: str, image: Path) -> Iterator[bool]:
+    """Keep a loop device from going, and say whether it is that of ``image``.
+
+    One that was found a moment ago goes with its last use, and its name is given to the next image, which may be another scope's.
+    """
+    try:
+        holder = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _has(holder, image)
+    finally:
+        os.close(holder)
+
+
+def _has(device: int, image: Path) -> bool:
+    try:
+        status = fcntl.ioctl(device, _LOOP_GET_STATUS64, bytes(_LOOP_INFO64))
+    except OSError:
+        return False  # it has nothing any more
+    wanted = image.stat()
+    return struct.unpack_from("<2Q", status) == (wanted.st_dev, wanted.st_ino)
 
 
 def enlarge(image: Path, place: Path, size: int, *, lock: int | None = None) -> None:

@@ -176,6 +176,28 @@ def test_the_next_service_finds_what_is_mounted(make: Make, tmp_path: Path) -> N
     assert again.scopes() == ["u"], "nothing is made by looking"
 
 
+def test_a_loop_device_that_has_become_another_scopes_is_not_taken(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the search for an image's device and its mount the device may end, and its name be given away."""
+    root = make()
+    (root.prepare(Key("a", "s")).workspace / "file").write_text("a")
+    (root.prepare(Key("b", "s")).workspace / "file").write_text("b")
+    of_a, of_b = (root.path / quota.FOLDER / scope for scope in "ab")
+    root.close()
+    root.volumes.close(())
+    place = tmp_path / "b"
+    place.mkdir()
+    images.mount(of_b, place)
+    found = [images.loop_of(of_b) or "", "/dev/loop-that-is-gone"]
+    search = images.loop_of
+    monkeypatch.setattr(images, "loop_of", lambda image, **lock: found.pop(0) if found else search(image, **lock))
+    root = make()
+    assert (root.prepare(Key("a", "s")).workspace / "file").read_text() == "a"
+    assert (found, images.loop_of(of_a) == images.loop_of(of_b)) == ([], False)
+    images.unmount(place)
+
+
 def test_an_image_is_never_in_two_loop_devices(make: Make, tmp_path: Path) -> None:
     """As where a sandbox, or a mount namespace that we do not see, uses it still."""
     root = make()
