@@ -40,6 +40,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.pluginmanager.get_plugin("logging-plugin").report_handler.setFormatter(logs.Formatter())
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    on_docker = isinstance(item, pytest.Function) and "docker" in item.name
+    if on_docker and item.get_closest_marker("long_on_docker") is not None:
+        item.add_marker(pytest.mark.soak)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """First set up means last torn down, so a test's own fixtures have ended when leftovers are counted."""

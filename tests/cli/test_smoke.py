@@ -38,6 +38,7 @@ def test_every_route_is_called_and_nothing_is_left(cellbox: Cellbox, target) -> 
     assert [entry.name for entry in cellbox.root.iterdir() if not entry.name.startswith(".")] == []
 
 
+@pytest.mark.long_on_docker
 def test_a_scope_that_is_given_keeps_its_data(cellbox: Cellbox, target) -> None:
     cellbox.exec("echo kept > /opt/workspace/note", language="bash", scope="ada")
     steps = smoke.smoke(target, scope="ada", say=lambda step: None)
@@ -47,6 +48,7 @@ def test_a_scope_that_is_given_keeps_its_data(cellbox: Cellbox, target) -> None:
     assert cellbox.client.delete("/v1/scopes/ada?purge=true").json()["purged"]
 
 
+@pytest.mark.long_on_docker
 def test_the_command_reads_the_env_file(cellbox: Cellbox, tmp_path: Path) -> None:
     address = cellbox.url.removeprefix("http://")
     (tmp_path / ".env").write_text(f"# of a service\n\nSANDBOX_API_KEY='{KEY}'\nSANDBOX_LISTEN={address} # here\n")

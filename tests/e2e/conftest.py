@@ -178,12 +178,6 @@ CONFINED = [
 GVISOR = pytest.param("runsc", marks=[engines.image_needed, engines.gvisor_needed])
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    on_docker = isinstance(item, pytest.Function) and "docker" in item.name
-    if on_docker and item.get_closest_marker("long_on_docker") is not None:
-        item.add_marker(pytest.mark.soak)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "runtime" in metafunc.fixturenames:
         runtimes = getattr(metafunc.module, "RUNTIMES", CONFINED[:1])

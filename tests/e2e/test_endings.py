@@ -64,6 +64,7 @@ def timed(cellbox: Cellbox, **fields: Any) -> tuple[dict[str, Any], float]:
     return response.json(), took
 
 
+@pytest.mark.long_on_docker
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_stateful_timeout_says_what_is_left(cellbox: Cellbox, scope: str, name: str) -> None:
     """The state is kept where it can be: an interrupt may find the one moment in which nothing swallows it."""
@@ -83,6 +84,7 @@ def test_a_stateful_timeout_says_what_is_left(cellbox: Cellbox, scope: str, name
     assert after["generation"] == (1 if state == "kept" else 2)
 
 
+@pytest.mark.long_on_docker
 @pytest.mark.parametrize("name", STATELESS)
 def test_a_stateless_timeout_kills_the_run(cellbox: Cellbox, scope: str, name: str) -> None:
     language, code = STATELESS[name]
@@ -99,6 +101,7 @@ def test_a_stateless_timeout_kills_the_run(cellbox: Cellbox, scope: str, name: s
     assert cellbox.exec("print(42)", scope=scope, session="s")["stdout"] == "42\n"
 
 
+@pytest.mark.long_on_docker
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("stateful", "code"), [(True, HOLDS_THE_LOCK), (False, STATELESS["python ignores all"][1])], ids=["cell", "run"]
@@ -252,6 +255,7 @@ def test_runs_of_a_session_go_side_by_side(cellbox: Cellbox, scope: str) -> None
     assert [answer["stdout"] for answer in answers] == ["0\n", "1\n", "2\n", "3\n"]
 
 
+@pytest.mark.long_on_docker
 def test_killing_one_run_leaves_the_others_alone(cellbox: Cellbox, scope: str) -> None:
     cellbox.exec("1", scope=scope, session="s")
     with ThreadPoolExecutor(2) as pool:
@@ -271,6 +275,7 @@ TEN_MEGABYTES = [
 ]
 
 
+@pytest.mark.long_on_docker
 @pytest.mark.alone
 def test_ten_megabytes_arrive_in_each_mode(serve: Any, scope: str) -> None:
     """In less than 2 s. The best of a few attempts counts: others may have the machine for a moment."""
@@ -285,6 +290,7 @@ def test_ten_megabytes_arrive_in_each_mode(serve: Any, scope: str) -> None:
         assert min(times) < 2, (language, stateful, code, times)
 
 
+@pytest.mark.long_on_docker
 @pytest.mark.parametrize("stateful", [False, True])
 def test_output_past_the_limit_keeps_both_ends(cellbox: Cellbox, scope: str, stateful: bool) -> None:
     code = "print('first')\nfor i in range(100_000): print(i, 'é' * 10)\nprint('last')"
@@ -312,6 +318,7 @@ def test_an_idle_sandbox_is_reaped_and_says_so(serve: Any, scope: str) -> None:
     assert service.cell("1", scope=scope, session="s")["state"] == "kept"
 
 
+@pytest.mark.long_on_docker
 def test_a_call_as_the_reaper_fires_gets_a_working_sandbox(serve: Any, scope: str) -> None:
     service = serve(idle_ttl="1")
     for n in range(5):
@@ -367,6 +374,7 @@ def state_of(cellbox: Cellbox, scope: str) -> str | None:
     return listed[0]["state"] if listed else None
 
 
+@pytest.mark.long_on_docker
 def test_a_background_job_that_writes_keeps_its_sandbox(serve: Any, scope: str) -> None:
     """And once it is silent the sandbox is as idle as any."""
     service = serve(idle_ttl="2")
@@ -378,6 +386,7 @@ def test_a_background_job_that_writes_keeps_its_sandbox(serve: Any, scope: str) 
     assert service.cell("1", scope=scope, session="s")["reason"] == "idle"
 
 
+@pytest.mark.long_on_docker
 def test_ctrl_c_gives_what_runs_an_answer(serve: Any, scope: str) -> None:
     service = serve()
     service.cell("x = 1", scope=scope, session="s")

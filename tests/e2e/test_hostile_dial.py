@@ -85,6 +85,7 @@ LONG = {"half a frame and nothing more"}
 """Whoever asks for such a sandbox waits until it has had its time."""
 
 
+@pytest.mark.long_on_docker
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("first", "flood"),

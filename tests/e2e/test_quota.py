@@ -95,6 +95,7 @@ def test_what_a_tenant_tries_stops_at_the_limit(serve: Serve, scope: str) -> Non
     assert "nodev" in answer["stdout"]
 
 
+@pytest.mark.long_on_docker
 def test_a_killed_service_leaves_mounts_that_the_next_one_goes_on_with(serve: Serve, scope: str) -> None:
     service = serve(scope_quota_mb="32")
     service.cell("x = 41; open('kept', 'w').write('kept')", scope=scope, session="s")
@@ -120,6 +121,7 @@ def test_a_killed_service_leaves_mounts_that_the_next_one_goes_on_with(serve: Se
     assert [each["scope"] for each in service.client.get("/v1/scopes").json()["scopes"]] == [f"{scope}o"]
 
 
+@pytest.mark.long_on_docker
 def test_data_and_sandboxes_from_before_come_under_the_quota(serve: Serve, scope: str) -> None:
     service = serve()
     service.cell("x = 1; open('kept', 'w').write('kept')", scope=scope, session="s")

@@ -185,6 +185,7 @@ def test_killed_often_at_any_moment_all_runs_exactly_once(serve: Serve, scope: s
     storm(serve(), scope, kills=30, seed=seed)
 
 
+@pytest.mark.long_on_docker
 def test_what_waits_runs_once_and_in_order(serve: Serve, scope: str) -> None:
     cellbox = serve()
     cellbox.cell("seen = []", scope=scope)
@@ -214,6 +215,7 @@ def test_what_waits_runs_once_and_in_order(serve: Serve, scope: str) -> None:
     assert cellbox.cell("seen", scope=scope)["results"][0]["data"]["text/plain"] == "[0, 1, 2, 3]"
 
 
+@pytest.mark.long_on_docker
 def test_a_stateless_run_goes_on(serve: Serve, scope: str) -> None:
     cellbox = serve()
     place = cellbox.root / scope / "workspace"
@@ -229,6 +231,7 @@ def test_a_stateless_run_goes_on(serve: Serve, scope: str) -> None:
     assert len((place / "pids").read_text().splitlines()) == 1
 
 
+@pytest.mark.long_on_docker
 def test_a_timeout_and_a_cancel_work_over_a_restart(serve: Serve, scope: str) -> None:
     cellbox = serve()
     place = cellbox.root / scope / "workspace"
@@ -258,6 +261,7 @@ def noted(cellbox: Cellbox, execution_id: str) -> bool:
         return database.execute(known, (execution_id,)).fetchone() is not None
 
 
+@pytest.mark.long_on_docker
 def test_answers_are_kept_over_a_restart(serve: Serve, scope: str) -> None:
     cellbox = serve()
     small = cellbox.cell("print('small'); {'a': float('nan')}", scope=scope, execution_id="small")
@@ -283,6 +287,7 @@ def test_answers_are_kept_over_a_restart(serve: Serve, scope: str) -> None:
     assert not list((cellbox.root / ".answers").iterdir())
 
 
+@pytest.mark.long_on_docker
 def test_a_kernel_that_ended_meanwhile_is_told_once(serve: Serve, scope: str) -> None:
     cellbox = serve()
     cellbox.cell("x = 1", scope=scope, session="b")
@@ -349,6 +354,7 @@ def test_what_nobody_adopts_ends_by_itself(serve: Serve, scope: str) -> None:
     assert cellbox.cell("1", scope=scope)["state"] == "lost"
 
 
+@pytest.mark.long_on_docker
 def test_a_frozen_sandbox_is_not_waited_for(serve: Serve, scope: str) -> None:
     """Its neighbours are adopted at once; whoever asks for it gets a fresh one once that is known."""
     cellbox = serve()
@@ -371,6 +377,7 @@ def test_a_frozen_sandbox_is_not_waited_for(serve: Serve, scope: str) -> None:
         assert fresh.result()["state"] == "lost"
 
 
+@pytest.mark.long_on_docker
 def test_a_damaged_state_file_is_set_aside(serve: Serve, scope: str) -> None:
     cellbox = serve()
     cellbox.cell("x = 1", scope=scope)

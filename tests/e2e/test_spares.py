@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import CONFINED, Cellbox
 
 RUNTIMES = CONFINED
@@ -42,6 +44,7 @@ def test_a_new_session_finds_in_a_spare_what_it_finds_in_any_sandbox(serve: Serv
     assert other["results"][0]["data"]["text/plain"] != f"{owner}"
 
 
+@pytest.mark.long_on_docker
 def test_nothing_of_a_session_is_in_a_spare_nor_of_a_spare_in_a_session(serve: Serve, scope: str) -> None:
     """S10."""
     cellbox = serve(pool="1")
@@ -64,6 +67,7 @@ files + [name for name in ("left", "LEFT") if name in globals() or name in os.en
     assert answer["results"][0]["data"]["text/plain"] == "[]"
 
 
+@pytest.mark.long_on_docker
 def test_killed_the_service_leaves_sessions_to_the_next_one_and_spares_to_nobody(serve: Serve, scope: str) -> None:
     cellbox = serve(pool="2")
     started(cellbox, 2)
@@ -82,6 +86,7 @@ def test_killed_the_service_leaves_sessions_to_the_next_one_and_spares_to_nobody
     cellbox.wait_for(lambda: os.listdir(cellbox.root / ".trash") == [], within_s=20)
 
 
+@pytest.mark.long_on_docker
 def test_a_purge_of_the_scope_ends_its_spare_and_the_next_one_begins_anew(serve: Serve, scope: str) -> None:
     cellbox = serve(pool="1")
     started(cellbox, 1)

@@ -193,7 +193,7 @@ def test_no_traces_of_how_it_was_made(inside):
     said = inside(
         "bash",
         "-c",
-        f"""grep -rlF {shlex.quote(str(ROOT) + "/")} /opt/cellbox /etc /usr/local /root
+        f"""grep -rlF --exclude='*.so*' {shlex.quote(str(ROOT) + "/")} /opt/cellbox /etc /usr/local /root
         find / -xdev '(' -name pip.conf -o -name .npmrc -o -name .netrc -o -name .git -o -name '.venv*' ')' \
           ! -path '*/node_modules/*'
         ls -A /root/.cache /opt/user /opt/workspace /etc/ssl/private /var/lib/apt/lists 2>/dev/null | grep -v ':$'""",
