@@ -10,11 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.bench import containers, egress, files, languages, measure, rows, scale
+from tests.bench import containers, egress, files, languages, measure, rows, scale, streams
 from tests.bench.rows import Caller
 from tests.e2e.conftest import running
 
-ROWS = {**rows.ROWS, **scale.ROWS, **languages.ROWS, **containers.ROWS, **files.ROWS, **egress.ROWS}
+ROWS = {**rows.ROWS, **streams.ROWS, **scale.ROWS, **languages.ROWS, **containers.ROWS, **files.ROWS, **egress.ROWS}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from jupyter_client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 
 from tests.bench.measure import NoAnswer
+from tests.bench.sockets import Heard
 
 _PATIENCE_S = 5
 """tslab now and then loses the message that it is idle again."""
@@ -36,7 +37,16 @@ class BareLoop:
         except Empty:
             raise NoAnswer from None
 
-    async def _cell(self, code: str) -> dict[str, Any]:
+    def flood(self, code: str) -> Heard:
+        """Return what came on stdout. Raises as ``cell`` does."""
+        heard = Heard()
+        try:
+            self._loop.run_until_complete(self._cell(code, heard))
+        except Empty:
+            raise NoAnswer from None
+        return heard
+
+    async def _cell(self, code: str, heard: Heard | None = None) -> dict[str, Any]:
         request = self._client.execute(code)
         content: dict[str, Any] = {}
         while True:
@@ -45,6 +55,8 @@ class BareLoop:
                 continue
             if message["msg_type"] == "execute_result":
                 content = message["content"]["data"]
+            if heard is not None and message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+                heard.text(message["content"]["text"])
             if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
                 break
         while (await self._client.get_shell_msg(timeout=_PATIENCE_S))["parent_header"].get("msg_id") != request:

@@ -1,10 +1,11 @@
-"""The kernels that people use for Node and Bash, installed into environments of their own beside the checkout's others."""
+"""What people use elsewhere, installed into environments of their own beside the checkout's others."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,13 +51,19 @@ def tslab() -> Peer:
 
 def bash_kernel() -> Peer:
     """Bash behind a terminal. Raises NotInstalled."""
-    venv = _PLACE / "python"
-    if not (venv / "installed").exists():
-        _run([sys.executable, "-m", "venv", "--clear", str(venv)])
-        _run([str(venv / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", _BASH_KERNEL])
-        (venv / "installed").touch()
-    argv = [str(venv / "bin/python"), "-m", "bash_kernel", "-f", "{connection_file}"]
+    argv = [str(environment("python", [_BASH_KERNEL])), "-m", "bash_kernel", "-f", "{connection_file}"]
     return Peer(_BASH_KERNEL.replace("==", " "), argv)
+
+
+def environment(name: str, requirements: Sequence[str]) -> Path:
+    """Return the Python of an environment that has these, made where it is not there yet. Raises NotInstalled."""
+    venv, wanted = _PLACE / name, "\n".join(requirements)
+    installed, python = venv / "installed", venv / "bin/python"
+    if not installed.exists() or installed.read_text() != wanted:
+        _run([sys.executable, "-m", "venv", "--clear", str(venv)])
+        _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements])
+        installed.write_text(wanted)
+    return python
 
 
 def _node_wheel() -> Path:
