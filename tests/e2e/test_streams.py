@@ -225,18 +225,79 @@ def memory_kib(cellbox: Cellbox) -> int:
     return int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
 
 
+LINES = 400_000
+
+
+def highest_until_finished(cellbox: Cellbox, scope: str) -> int:
+    """Wait for the execution ``flood``, and return the most memory that the service had meanwhile."""
+    highest, url = 0, "/v1/executions/flood"
+    while cellbox.client.get(url, params={"scope": scope}).json()["phase"] != "finished":
+        highest = max(highest, memory_kib(cellbox))
+        time.sleep(0.02)
+    return highest
+
+
 def test_a_slow_reader_loses_nothing_and_the_service_stays_small(cellbox: Cellbox, scope: str) -> None:
-    lines = 400_000
     with socket(cellbox, scope, max_queue=1) as client:
         execute(client, "warm", "1")
         until_finished(client)
         before = memory_kib(cellbox)
-        execute(client, "flood", f"for n in range({lines}): print('%050d' % n)", execution_id="flood")
-        url, highest = "/v1/executions/flood", before
-        while cellbox.client.get(url, params={"scope": scope}).json()["phase"] != "finished":
-            highest = max(highest, memory_kib(cellbox))
-            time.sleep(0.02)
-        events = until_finished(client)
+        execute(client, "flood", f"for n in range({LINES}): print('%050d' % n)", execution_id="flood")
+        found = [json.loads(client.recv(20))]
+        highest = highest_until_finished(cellbox, scope)
+        found += until_finished(client)
         highest = max(highest, memory_kib(cellbox))
-    assert text(events) == "".join(f"{n:050}\n" for n in range(lines))
+    assert text(found) == "".join(f"{n:050}\n" for n in range(LINES))
     assert (highest - before) / 1024 < 10
+
+
+def test_a_slow_reader_of_server_sent_events_loses_nothing_either(cellbox: Cellbox, scope: str) -> None:
+    cellbox.cell("1", scope=scope)
+    before = memory_kib(cellbox)
+    code = f"for n in range({LINES}): print('%050d' % n)"
+    stream = events(cellbox, scope=scope, code=code, stateful=True, execution_id="flood")
+    found = [next(stream)]
+    highest = highest_until_finished(cellbox, scope)
+    found += stream
+    highest = max(highest, memory_kib(cellbox))
+    assert text(found) == "".join(f"{n:050}\n" for n in range(LINES))
+    assert (highest - before) / 1024 < 10
+
+
+def test_one_socket_runs_side_by_side_and_each_kernel_in_its_order(cellbox: Cellbox, scope: str) -> None:
+    """What runs first ends last: it waits for a file that the last one of another kernel makes."""
+    with socket(cellbox, scope) as client:
+        execute(client, "first", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)", context="other")
+        for n in range(5):
+            execute(client, f"{n}", f"print({n})")
+        execute(client, "last", "open('go', 'w').close()")
+        found: list[dict[str, Any]] = []
+        while [event["type"] for event in found].count("finished") < 7:
+            found.append(json.loads(client.recv(20)))
+    finished = [event["id"] for event in found if event["type"] == "finished"]
+    assert [name for name in finished if name != "first"] == ["0", "1", "2", "3", "4", "last"]
+    assert finished.index("first") >= 5
+    for n in range(5):
+        own = [event for event in found if event["id"] == f"{n}"]
+        assert ([event["seq"] for event in own], text(own)) == (list(range(len(own))), f"{n}\n")
+
+
+def test_a_mime_bundle_comes_unchanged_on_every_way(cellbox: Cellbox, scope: str) -> None:
+    bundle = {
+        "application/vnd.of-nobody.v1+json": {"deep": [1, 2.5, None, {"grüße": "\U0001f600"}], "empty": {}, "": []},
+        "application/json": [True, "text"],
+        "text/html": "<b title='\"'>&amp;\n\t</b>",
+        "image/png": "iVBORw0KGgo=",
+        "text/plain": " spaces \r\n and ends \n",
+        "x/unknown": "kept",
+    }
+    code = f"from IPython.display import display\ndisplay({bundle!r}, raw=True, metadata={{'a': {{'b': [1]}}}})"
+    (streamed,) = (
+        event for event in events(cellbox, scope=scope, code=code, stateful=True) if event["type"] == "display"
+    )
+    (answered,) = cellbox.cell(code, scope=scope)["results"]
+    with socket(cellbox, scope) as client:
+        execute(client, "1", code)
+        (heard,) = (event for event in until_finished(client) if event["type"] == "display")
+    for found in (streamed, answered, heard):
+        assert (found["data"], found["metadata"]) == (bundle, {"a": {"b": [1]}})

@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from interpreter.errors import QueueFull
 from interpreter.executions.execution import Execution
+from interpreter.http import websocket
 from interpreter.http.websocket import MAX_FOLLOWED, close_all
 from tests.http.scripted import KEY, Served, finished, serving, until
 
@@ -250,6 +251,28 @@ async def test_a_message_over_a_mebibyte_closes_with_1009(served: Served) -> Non
             await hear(client)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
+
+
+PING = b"\x89\x00"
+
+
+async def test_pings_keep_a_silent_socket_and_end_one_whose_peer_is_gone(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "PING_S", 0.05)
+    handshake = (
+        "GET /v1/ws?scope=u1 HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-API-Key: {KEY}\r\n\r\n"
+    )
+    async with socket(served, ping_interval=None) as alive, asyncio.timeout(20):
+        reader, writer = await served.connect()
+        writer.write(handshake.encode())
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        assert (await reader.read()).startswith(PING)  # to the end: it has answered none
+        writer.close()
+        await until(lambda: len(served.api.sockets) == 1)
+        await say(alive, type="ping")
+        assert await hear(alive) == {"type": "pong"}
 
 
 async def test_a_service_that_goes_away_closes_with_1001(served: Served, caplog: pytest.LogCaptureFixture) -> None:
