@@ -1,7 +1,7 @@
 """Sending a file, or a directory as an archive: as an attachment, at the pace of its reader; a file whole or in ranges.
 
 Promises: never more than the size at opening; a file that shrinks meanwhile ends the connection, so that a part is never
-taken for the whole; one block at a time is in memory, and what is read blocks a thread, not the loop; the descriptor is closed.
+taken for the whole; nothing of it is in memory, and what is read blocks a thread, not the loop; the descriptor is closed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote
 
 from tornado.iostream import StreamClosedError
@@ -27,8 +28,6 @@ from interpreter.http.conditions import Version
 from interpreter.keys import Key
 
 log = logging.getLogger("cellbox.http")
-
-BLOCK_BYTES = 512 * 1024
 
 PASSIVE = {
     "aac": "audio/aac", "flac": "audio/flac", "m4a": "audio/mp4", "mp3": "audio/mpeg", "oga": "audio/ogg",
@@ -108,22 +107,12 @@ async def _send(handler: ApiHandler, file: OpenFile, limit: int) -> None:
 
 
 async def _copy(handler: ApiHandler, descriptor: int, start: int, stop: int) -> bool:
-    """Send a part of a file; False if it is not there any more. The next block is read while one is being sent."""
-    files, at = handler.api.service.files, start
-    sending = None
-    while at < stop:
-        count, offset = min(stop - at, BLOCK_BYTES), at
-        block = await files.run(lambda: os.pread(descriptor, count, offset))  # noqa: B023 - done before the next round
-        if sending is not None:
-            await sending
-        if not block:
-            return False
-        handler.write(block)
-        sending = handler.flush()
-        at += len(block)
-    if sending is not None:
-        await sending
-    return True
+    """Send a part of a file; False if it is not there any more."""
+    await handler.flush()
+    connection: Any = handler.request.connection
+    sent: int = await connection.stream.send_file(descriptor, start, stop, handler.api.service.files.run)
+    connection._expected_content_remaining -= sent  # Tornado counts what goes through its own buffer
+    return sent == stop - start
 
 
 def _pieces(

@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
+import select
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream, UnsatisfiableReadError
@@ -36,6 +39,10 @@ _REASONS = {
 }
 _TORNADOS_REFUSAL = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 _NEVER = 2**62
+_SEND_BYTES, _SEND_WAIT_MS = 16 * 2**20, 2
+"""What a thread sends of a file before others have their turn, and how long it waits for a peer that will take more."""
+_Sent = tuple[int, Literal["sent", "full", "ended"]]
+_RunInThread = Callable[[Callable[[], _Sent]], Awaitable[_Sent]]
 Refusal = Callable[[str, int], None]
 """Told of an answer that no handler gave: its code and status."""
 FEWEST_CONNECTIONS = 16
@@ -100,6 +107,7 @@ class ApiStream(IOStream):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._room: asyncio.Future[None] | None = None
         self.progress_at = 0.0
         """When the peer has last read something, or was first asked to."""
         super().__init__(connection, **kwargs)
@@ -152,11 +160,49 @@ class ApiStream(IOStream):
             self.progress_at = asyncio.get_running_loop().time()
         return count
 
+    async def send_file(self, source: int, start: int, stop: int, run: _RunInThread) -> int:
+        """Send a part of an open file without copying it, after all that was written; return how much was there of it.
+
+        run: runs what blocks in a thread. A peer that takes nothing is waited for here and not in a thread, as long as one that
+        reads nothing of another answer. Raises StreamClosedError.
+        """
+        at = start
+        with self.socket.dup() as connection:
+            while at < stop:
+                self._check_closed()
+                sent, why = await run(partial(_send_now, connection, source, at, stop))
+                at += sent
+                if why == "ended":
+                    break
+                if why == "full":
+                    await self._taken(connection)
+        return at - start
+
+    async def _taken(self, connection: socket.socket) -> None:
+        """Return once the peer has taken something. connection: of a descriptor that only this wait uses."""
+        loop = asyncio.get_running_loop()
+        self._room = loop.create_future()
+        loop.add_writer(connection, self._has_room)
+        try:
+            async with asyncio.timeout(self._limits.stall_timeout_s):
+                await self._room
+        except TimeoutError:
+            self._on_refusal("answer_not_read", 0)
+            self.close()
+        finally:
+            loop.remove_writer(connection)
+            self._room = None
+
+    def _has_room(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
     def close(self, exc_info: Any = False) -> None:
         """Close; a head over its limit is told so first."""
         if self._in_head and isinstance(exc_info, UnsatisfiableReadError):
             self._say(HeadTooLarge(f"The head of the request is over {self._limits.max_head_bytes} bytes."))
         self.at_rest.set()
+        self._has_room()
         self._stop_head_timer()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
@@ -198,6 +244,24 @@ class ApiStream(IOStream):
             if timer is not None:
                 timer.cancel()
         self._idle_timer = self._head_timer = None
+
+
+def _send_now(connection: socket.socket, source: int, at: int, stop: int) -> _Sent:
+    """Send of ``source`` what the peer takes in a few milliseconds; return how much it was, and why no more."""
+    begun, stop = at, min(stop, at + _SEND_BYTES)
+    ready = select.poll()
+    ready.register(connection, select.POLLOUT)
+    while at < stop:
+        try:
+            count = os.sendfile(connection.fileno(), source, at, stop - at)
+        except BlockingIOError:
+            if not ready.poll(_SEND_WAIT_MS):
+                return at - begun, "full"
+            continue
+        if count == 0:
+            return at - begun, "ended"
+        at += count
+    return at - begun, "sent"
 
 
 def last_words(connection: socket.socket, error: ServiceError) -> None:

@@ -671,3 +671,40 @@ async def test_a_reader_that_leaves_costs_no_descriptor():
             await reader.readexactly(1000)
             writer.close()
         await until(lambda: descriptors() <= before)
+
+
+async def test_readers_that_read_nothing_of_a_file_hinder_nobody_and_are_dropped():
+    size = 64 * 2**20
+    async with serving(connections=ConnectionLimits(stall_timeout_s=1.0)) as served:
+        await put(served, "f")
+        os.truncate(workspace(served) / "f", size)
+        await put(served, "small")
+        before = descriptors()
+        idle = []
+        for _ in range(2 * files_service.THREADS):
+            reader, writer = await served.connect()
+            writer.write(head(served, "f").replace(b"PUT", b"GET", 1))
+            await reader.readuntil(b"\r\n\r\n")
+            reader._transport.pause_reading()
+            idle.append(writer)
+        assert (await get(served, "small")).body == TEXT
+        await until(lambda: not served.server.connections)
+        for writer in idle:
+            writer.close()
+        await until(lambda: descriptors() <= before)
+
+
+async def test_a_reader_at_any_pace_gets_every_byte_of_a_file():
+    async with limited(download=2**30) as served:
+        await put(served, "f")
+        content = os.urandom(2**20) * 24
+        (workspace(served) / "f").write_bytes(content)
+        reader, writer = await served.connect()
+        writer.write(head(served, "f").replace(b"PUT", b"GET", 1))
+        await reader.readuntil(b"\r\n\r\n")
+        for at in range(0, len(content), 3 * 2**20):
+            assert await reader.readexactly(3 * 2**20) == content[at : at + 3 * 2**20]
+            await asyncio.sleep(0.02)  # its pace: what is on its way is full meanwhile
+        writer.write(head(served, "f").replace(b"PUT", b"HEAD", 1))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")  # the connection is kept
+        writer.close()
