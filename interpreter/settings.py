@@ -288,6 +288,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 def _sentence(detail: Any) -> str:
     message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"].lower()
+    if detail["type"] in ("int_parsing", "int_from_float"):
+        message = "must be a whole number, without a unit"
+    elif detail["type"] == "float_parsing":
+        message = "must be a number, without a unit"
     message = message.replace("input should", "must")
     if not detail["loc"]:
         return f"{message}."

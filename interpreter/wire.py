@@ -341,11 +341,21 @@ class ExecAnswer(AnswerModel):
     timing: Timing = Field(description="Where the time went.")
 
 
+class InputRequest(AnswerModel):
+    """What code that reads input asks for."""
+
+    prompt: str = Field(description="What it shows to whoever is to answer.")
+    password: bool = Field(description="Whether the answer is not to be shown.")
+
+
 class ExecutionView(AnswerModel):
     """An execution; with the fields of an exec's answer once it has finished."""
 
     phase: Literal["queued", "running", "finished"] = Field(description="Where it is.")
     execution_id: str = Field(description="Its id.")
+    input_request: InputRequest | None = Field(
+        default=None, description="Only while it waits for an answer: POST it to /v1/executions/{execution_id}/input."
+    )
 
 
 class Accepted(AnswerModel):

@@ -33,7 +33,7 @@ def test_every_variable_has_one_sentence():
         ("SANDBOX_IDLE_TLL", "5", "did you mean SANDBOX_IDLE_TTL?"),
         ("SANDBOX_FROBNICATE", "5", "cellbox config"),
         ("sandbox_memory_mb", "5", "did you mean SANDBOX_MEMORY_MB?"),
-        ("SANDBOX_MEMORY_MB", "much", "SANDBOX_MEMORY_MB"),
+        ("SANDBOX_MEMORY_MB", "1g", "SANDBOX_MEMORY_MB must be a whole number, without a unit (it is '1g')."),
         ("SANDBOX_MEMORY_MB", "0", "SANDBOX_MEMORY_MB"),
         ("SANDBOX_MEMORY_MB", "-1", "SANDBOX_MEMORY_MB"),
         ("SANDBOX_MEMORY_MB", "1e99", "SANDBOX_MEMORY_MB"),

@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     smoke.add_argument("dir", nargs="?", help="where the service's `.env` is; without it the environment tells")
-    smoke.add_argument("--url", help="where the service is, if its settings do not say: http://127.0.0.1:8090")
+    smoke.add_argument("--url", help="where the service is: CELLBOX_URL, else what its settings say")
     smoke.add_argument("--scope", help="a scope that has data, where the service keeps one only; its data stays")
     smoke.add_argument("--json", action="store_true", help="as JSON")
     image = commands.add_parser(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import re
 import secrets
 import sys
@@ -116,19 +117,20 @@ def _target(arguments: argparse.Namespace) -> tuple[Settings, Target]:
     """Return the settings of the service, and where it is. Raises SettingsError."""
     if arguments.scope is not None and not re.fullmatch(wire.NAME, arguments.scope):
         raise settings.SettingsError(f"--scope {wire.NAME_RULE}.")
-    composed = False
+    composed, url, key = False, arguments.url, None
     if arguments.dir is None:
         found = settings.load()
         port = ""
+        url, key = url or os.environ.get("CELLBOX_URL"), os.environ.get("CELLBOX_API_KEY")
     else:
         folder = Path(arguments.dir)
         variables = envfile.read(folder / ".env")
         found = settings.load(variables)
         composed = (folder / "docker-compose.yml").exists()
         port = variables.get("CELLBOX_PORT", "")
-    key = found.keys[0] if found.keys else made_key(found.data_root)
-    if arguments.url:
-        return found, Target(arguments.url.rstrip("/"), key)
+    key = key or (found.keys[0] if found.keys else made_key(found.data_root))
+    if url:
+        return found, Target(url.rstrip("/"), key)
     if composed:
         return found, Target(f"http://{reachable(found.bind)}:{port or 8090}", key)
     return found, listening(found, key)

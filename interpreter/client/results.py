@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import reprlib
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -15,6 +16,8 @@ from interpreter.client.errors import ExecutionFailed
 _NEVER_SHOWN = {"application/javascript", "text/javascript"}
 """Kinds that a notebook would run in the page of whoever looks at it."""
 _CHART = "application/vnd.cellbox.chart+json"
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxlist = 200, 10
 
 
 class Result(wire.ExecAnswer):
@@ -56,6 +59,20 @@ class Result(wire.ExecAnswer):
             raise ExecutionFailed(f"{self.error.name}: {self.error.value}", self)
         raise ExecutionFailed(f"The code ended with {self.status} and exit code {self.exit_code}.", self)
 
+    def __repr__(self) -> str:
+        """The main things of it, short: a result may hold megabytes of output and pictures."""
+        said: dict[str, Any] = {"status": self.status, "exit_code": self.exit_code, "execution_id": self.execution_id}
+        said |= {"text": self.text, "stdout": self.stdout, "stderr": self.stderr}
+        said |= {"error": self.error and f"{self.error.name}: {self.error.value}"}
+        kinds = [", ".join(each.data or ()) for each in self.results if each.data]
+        said |= {"results": kinds, "files": [file.path for file in self.files]}
+        shown = (
+            f"{name}={_SHORT.repr(value)}" for name, value in said.items() if value or name in ("status", "exit_code")
+        )
+        return f"Result({', '.join(shown)})"
+
+    __str__ = __repr__
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """What a notebook shows of it: the main result, with what was printed in its text."""
         shown = {kind: value for kind, value in self.data.items() if kind not in _NEVER_SHOWN}
@@ -95,10 +112,11 @@ class Event(wire.AnswerModel):
 
 
 class Execution(wire.AnswerModel):
-    """Where an execution is. result: once it has finished."""
+    """Where an execution is. input_request: what it waits to be answered. result: once it has finished."""
 
     execution_id: str
     phase: Literal["queued", "running", "finished"]
+    input_request: wire.InputRequest | None = None
     result: Result | None = None
 
 

@@ -39,6 +39,8 @@ class Execution:
         self.error: ServiceError | None = None
         self.events = EventLog(execution_id) if events is None else events
         self.asks = False
+        self.asked: Asked | None = None
+        """What it waits for, where that is known."""
         """Whether it waits for input."""
         self.denials = Denials()
         """What it was refused on its way out."""
@@ -117,7 +119,7 @@ class Execution:
             case Cleared():
                 self.events.add("clear_output", wait=message.wait)
             case Asked():
-                self.asks = True
+                self.asks, self.asked = True, message
                 self.events.add("input_request", prompt=message.prompt, password=message.password)
         return True
 

@@ -138,7 +138,7 @@ class Runner:
         work = self._works.get(_ticket(execution))
         if work is None or not execution.asks:
             raise NoInputRequested("The execution waits for no input.")
-        execution.asks = False
+        execution.asks, execution.asked = False, None
         with contextlib.suppress(LinkClosed):  # how it ended is told as any other end
             await work.input(text)
 

@@ -55,6 +55,7 @@ _ALLOWED_HEADERS = (
     "If-Modified-Since"
 )
 _EXPOSED_HEADERS = "X-Request-ID, Retry-After, ETag, Content-Range, Accept-Ranges, Content-Disposition"
+_NO_ROUTE = "No route has this path; GET /docs shows those there are, GET /openapi.json describes them."
 LINGER_S = 2.0
 """For which a client that still sends a refused body is read, so that it can read its answer: a close with unread data
 resets the connection, and the answer would be lost."""
@@ -150,7 +151,7 @@ class ApiHandler(RequestHandler):
         if self._refusal is not None:
             raise self._refusal
         if self.operation is None or self.route is None:
-            raise RouteNotFound("No route has this path; GET /openapi.json lists those there are.")
+            raise RouteNotFound(_NO_ROUTE)
         for name, value in zip(self.route.names, names, strict=True):
             if name in self.CHECKED_NAMES and not re.fullmatch(wire.NAME, value):
                 raise InvalidRequest(f"{name} {wire.NAME_RULE}.")
@@ -201,13 +202,13 @@ class ApiHandler(RequestHandler):
 
     def _find_operation(self) -> Operation:
         if self.route is None:
-            raise RouteNotFound("No route has this path; GET /openapi.json lists those there are.")
+            raise RouteNotFound(_NO_ROUTE)
         if self._is_preflight():
             return Operation(summary="", while_draining=True)
         method = str(self.request.method)
         operation = self.route.operations.get("GET" if method == "HEAD" else method)
         if operation is None:
-            raise MethodNotAllowed(f"This route knows {self.route.allow}.")
+            raise MethodNotAllowed(f"This route knows {self.route.allow}.{self.route.hint}")
         return operation
 
     # --- out --------------------------------------------------------------------------------------------------------
@@ -372,9 +373,9 @@ def _as_service_error(error: BaseException | None, status: int, route: Route | N
     if (refused := exhausted(error)) is not None:
         return refused
     if isinstance(error, HTTPError) and error.status_code == 405 and route is None:
-        return RouteNotFound("No route has this path; GET /openapi.json lists those there are.")
+        return RouteNotFound(_NO_ROUTE)
     if isinstance(error, HTTPError) and error.status_code == 405 and route is not None:
-        return MethodNotAllowed(f"This route knows {route.allow}.")
+        return MethodNotAllowed(f"This route knows {route.allow}.{route.hint}")
     if isinstance(error, HTTPError) and 400 <= status < 500:
         return InvalidRequest("The path of the request is malformed.")
     return InternalError("The service failed; its log has the reason under this X-Request-ID.")

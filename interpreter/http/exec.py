@@ -54,6 +54,10 @@ def exec_request(body: wire.ExecBody, limits: ExecLimits) -> ExecRequest:
     stateful = bool(body.stateful)
     if body.allow_input and not stateful:
         raise UnsupportedField("allow_input needs a stateful execution; stdin can be given to any.")
+    if body.context not in (None, "default") and not stateful:
+        raise UnsupportedField(
+            "context needs a stateful execution: it names a kernel, and without one nothing is remembered."
+        )
     language = languages.canonical(body.language)
     if language is None or (language not in languages.LANGUAGES and not stateful):
         raise UnknownLanguage(f"There is no language of this name; there are {languages.listed(languages.LANGUAGES)}.")

@@ -29,7 +29,9 @@ class ExecutionHandler(ApiHandler):
         if execution.phase == "finished":
             await self.send_answer(await execution.finished(), before=b'"phase":"finished",')
         else:
-            self.send({"phase": execution.phase, "execution_id": execution.id})
+            asked = execution.asked
+            waits = {} if asked is None else {"input_request": {"prompt": asked.prompt, "password": asked.password}}
+            self.send({"phase": execution.phase, "execution_id": execution.id, **waits})
 
 
 class InputHandler(ApiHandler):

@@ -81,6 +81,8 @@ class Route:
     path: str
     handler: type[ApiHandler]
     operations: Mapping[str, Operation]
+    hint: str = ""
+    """For who asks it for another method, and most likely means another path."""
 
     @property
     def names(self) -> list[str]:

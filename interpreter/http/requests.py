@@ -88,7 +88,7 @@ def _explained(model: type[BaseModel], error: ValidationError, kind: str) -> Ser
         if detail["type"] == "extra_forbidden":
             name = str(detail["loc"][0])
             near = difflib.get_close_matches(name.lower(), model.model_fields, n=1, cutoff=0.6)
-            hint = f"; did you mean '{near[0]}'?" if near else "."
+            hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(sorted(model.model_fields))}."
             return UnknownField(f"There is no {kind} {quoted(name)}{hint}")
     detail = details[0]
     if detail["type"] == "value_error":

@@ -242,6 +242,7 @@ ROUTES: tuple[Route, ...] = (
                 example={"scope": "u1", "session": "chatA"},
             )
         },
+        hint=" The directory itself has a slash at the end of its path.",
     ),
     Route(
         "/v1/files/{scope}/{path}",

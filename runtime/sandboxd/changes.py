@@ -29,6 +29,7 @@ MOST_FOUND = 20_000
 """Changes that are remembered of one execution, also those that a later one takes back."""
 MOST_PATHS = 128 * 1024
 """Bytes of all paths that one answer names."""
+_OF_PROGRAMS = frozenset((".cache", ".config", ".local"))
 _COARSE = 5
 """CLOCK_REALTIME_COARSE, which Python has no name for."""
 _TICK_S = 0.001
@@ -63,10 +64,11 @@ class Watch:
 
 
 class Workspace:
-    """The workspace at ``path``."""
+    """The workspace at ``path``. home: where programs keep what is theirs, which is not told of if it is the same directory."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, home: str | None = None) -> None:
         self._path = path
+        self._passed_over = _OF_PROGRAMS if home is not None and os.path.samefile(path, home) else frozenset()
         self._folders: dict[str, _Folder] = {}
         self._watches: set[Watch] = set()
         self._newest = 0
@@ -153,7 +155,7 @@ class Workspace:
             if inside:
                 self._look_inside(path, full, before)
             return before
-        folder = _read(full, state, left)
+        folder = _read(full, state, left, frozenset() if path else self._passed_over)
         if folder is None:
             return None
         if before is None and path in new:
@@ -206,8 +208,11 @@ class Workspace:
                 watch.found.setdefault(path, existed)
 
 
-def _read(full: str, state: _State, left: int) -> _Folder | None:
-    """Return the directory ``full``; None if it has more than ``left`` names, of which nothing else is looked at then."""
+def _read(full: str, state: _State, left: int, without: frozenset[str]) -> _Folder | None:
+    """Return the directory ``full``; None if it has more than ``left`` names, of which nothing else is looked at then.
+
+    without: names of directories that are left out.
+    """
     folder = _Folder(state, {}, [], settled=state[1] < now())
     with os.scandir(full) as entries:
         found = list(itertools.islice(entries, left + 1))
@@ -216,7 +221,8 @@ def _read(full: str, state: _State, left: int) -> _Folder | None:
     for entry in found:
         try:
             if entry.is_dir(follow_symlinks=False):
-                folder.folders.append(entry.name)
+                if entry.name not in without:
+                    folder.folders.append(entry.name)
             else:
                 folder.files[entry.name] = _state(entry.stat(follow_symlinks=False))
         except FileNotFoundError:

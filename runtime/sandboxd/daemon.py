@@ -100,7 +100,7 @@ class _Server:
         self._link = link
         self._kernels = Kernels(config, zygote, link.send, lambda: link.is_full)
         self._runs = Runs(config, zygote, link.send, lambda: link.is_full)
-        self._workspace = Workspace(config.workspace)
+        self._workspace = Workspace(config.workspace, config.user)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unwanted: set[str] = set()  # of those that run: settled before they have ended
         self._cancelled: set[str] = set()  # of those that run: before they began

@@ -99,6 +99,16 @@ def test_beside_a_compose_file_the_published_port_counts(tmp_path: Path, monkeyp
     assert asked == [smoke.Target(where, KEY)]
 
 
+def test_what_the_client_commands_read_counts_here_too(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(smoke, "smoke", lambda target, **_: asked.append(target) or [])
+    monkeypatch.setattr(smoke, "_only_scope", lambda _: None)
+    monkeypatch.setenv("CELLBOX_URL", "http://192.0.2.7:8090/")
+    monkeypatch.setenv("CELLBOX_API_KEY", KEY)
+    assert cli.main(["smoke"]) == 0
+    assert asked == [smoke.Target("http://192.0.2.7:8090", KEY)]
+
+
 def test_the_one_scope_of_a_service_is_used_where_there_is_one_only(tmp_path: Path, monkeypatch) -> None:
     """A scope that claims such a service does so for good: it is never ours."""
     (tmp_path / ".tenant").write_text("ada")

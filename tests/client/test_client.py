@@ -83,6 +83,14 @@ def test_a_result_shows_its_main_result_in_a_notebook(client: Client, scope: str
     assert set(client.exec(code, scope=scope, stateful=True)._repr_mimebundle_()) == {"text/plain"}
 
 
+def test_a_result_says_what_it_is_in_a_line(client: Client, scope: str) -> None:
+    code = "import matplotlib.pyplot as plt\nprint('x' * 10_000)\nopen('made', 'w').close()\nplt.plot([1])\nplt.show()\n1/0"
+    said = repr(client.exec(code, scope=scope, stateful=True))
+    assert len(said) < 1000
+    for part in ("status='error'", "exit_code=1", "ZeroDivisionError: division by zero", "image/png", "files=['made']"):
+        assert part in said
+
+
 def test_a_stream_brings_events_and_its_result(client: Client, scope: str) -> None:
     session = client.session(scope)
     session.run("pass")

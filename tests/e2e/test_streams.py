@@ -151,7 +151,9 @@ def test_input_is_asked_for_and_answered(cellbox: Cellbox, scope: str) -> None:
         found.append(event)
         if event["type"] == "input_request":
             asked.append((event["prompt"], event["password"]))
-            url = f"/v1/executions/{event['execution_id']}/input"
+            one = f"/v1/executions/{event['execution_id']}"
+            assert cellbox.client.get(one).json()["input_request"] == {"prompt": asked[-1][0], "password": asked[-1][1]}
+            url = f"{one}/input"
             assert cellbox.client.post(url, json={"text": f"answer {len(asked)}"}).status_code == 200
     assert asked == [("name? ", False), ("word? ", True)]
     assert text(found) == "answer 1 answer 2\n"

@@ -86,6 +86,8 @@ def body(**fields):
         ({"allow_input": 1, "stateful": True}, 400, "invalid_request", "allow_input must be true or false"),
         ({"statefull": True}, 400, "unknown_field", "did you mean 'stateful'?"),
         ({"Code": "1"}, 400, "unknown_field", "did you mean 'code'?"),
+        ({"zzz": "1"}, 400, "unknown_field", "there are allow_input, code, context, cwd, "),
+        ({"context": "b"}, 400, "unsupported_field", "context needs a stateful execution"),
         ({"frobnicate": 1}, 400, "unknown_field", "'frobnicate'"),
     ],
 )

@@ -109,6 +109,11 @@ async def test_the_documented_example_works(served: Served, route, method, opera
         operation.answer.model_validate(reply.json)
 
 
+async def test_who_takes_the_wrong_path_is_told_the_right_one(served: Served):
+    assert "GET /docs" in (await served.call("GET", "/")).json["message"]
+    assert "slash at the end" in (await served.call("GET", "/v1/files/u1?session=a")).json["message"]
+
+
 @pytest.mark.parametrize(("route", "method", "operation"), OPERATIONS)
 async def test_other_methods_are_refused_with_those_there_are(served: Served, route, method, operation):
     for other in {"GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "FOO"} - set(route.operations):

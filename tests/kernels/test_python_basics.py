@@ -52,6 +52,7 @@ async def test_an_error_is_in_error_and_at_the_end_of_stderr(sandbox):
     assert "\x1b" not in outcome.stderr
 
 
+UNASKED = "{} needs somebody to answer it: nobody was asked to, since the execution is without allow_input"
 ERRORS = {
     "raise ExceptionGroup('eg', [ValueError(1)])": ("ExceptionGroup", "eg (1 sub-exception)"),
     "raise ValueError('\\ud800')": ("ValueError", "\ufffd"),
@@ -67,8 +68,8 @@ ERRORS = {
     "return 5": ("SyntaxError", "'return' outside function (<cell 1>, line 1)"),
     "  x = 1\n y": ("IndentationError", "unexpected indent (<cell 1>, line 1)"),
     "%nothing": ("UsageError", "Line magic function `%nothing` not found."),
-    "input()": ("StdinNotImplementedError", None),
-    "import getpass; getpass.getpass()": ("StdinNotImplementedError", None),
+    "input()": ("StdinNotImplementedError", UNASKED.format("input()")),
+    "import getpass; getpass.getpass()": ("StdinNotImplementedError", UNASKED.format("getpass()")),
     "breakpoint()": ("StdinNotImplementedError", None),
     "import pdb; pdb.set_trace()\nx = 1": ("StdinNotImplementedError", None),
     "f'{1/0}'": ("ZeroDivisionError", "division by zero"),

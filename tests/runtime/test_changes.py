@@ -51,6 +51,22 @@ async def test_created_changed_and_deleted_files_are_told_with_their_sizes(tmp_p
     assert await told(tmp_path, work) == {"new": ("created", 6), "changed": ("changed", 6), "deleted": "deleted"}
 
 
+async def test_what_programs_keep_in_their_home_is_left_out_and_nothing_else(tmp_path: Path) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    for root in (home, other):
+        root.mkdir()
+
+    def work(root: Path) -> None:
+        for folder in (".cache", ".local/bin", ".config", "sub/.cache", ".mine"):
+            (root / folder).mkdir(parents=True)
+            (root / folder / "f").touch()
+
+    found = await told(home, lambda: work(home), Workspace(str(home), str(home)))
+    assert set(found) == {"sub/.cache/f", ".mine/f"}
+    found = await told(other, lambda: work(other), Workspace(str(other), str(home)))
+    assert set(found) == {".cache/f", ".local/bin/f", ".config/f", "sub/.cache/f", ".mine/f"}
+
+
 async def test_directories_are_told_as_what_is_in_them(tmp_path: Path) -> None:
     (tmp_path / "old/deep").mkdir(parents=True)
     (tmp_path / "old/deep/f").write_text("1")

@@ -17,6 +17,7 @@ from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.async_helpers import _pseudo_sync_runner
+from IPython.core.error import StdinNotImplementedError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 
@@ -88,6 +89,22 @@ class Kernel(IPythonKernel):
         if self.direct is None:
             return super()._input_request(prompt, ident, parent, password)
         return self.direct.ask(parent, {"prompt": prompt, "password": password})
+
+    def raw_input(self, prompt: str = "") -> Any:
+        """Ask whoever runs the cell, if anybody is to be asked."""
+        self._need_answers("input()")
+        return super().raw_input(prompt)
+
+    def getpass(self, prompt: str = "", stream: Any = None) -> Any:
+        """Ask without showing the answer."""
+        self._need_answers("getpass()")
+        return super().getpass(prompt, stream)
+
+    def _need_answers(self, what: str) -> None:
+        if self.direct is not None and not self._allow_stdin:
+            raise StdinNotImplementedError(
+                f"{what} needs somebody to answer it: nobody was asked to, since the execution is without allow_input"
+            )
 
     def pre_handler_hook(self) -> None:
         """SIGINT is of the cell only; see ``do_execute``."""
