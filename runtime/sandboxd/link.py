@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -26,6 +27,9 @@ _LONGEST_PAUSE_S = 0.25
 
 _MOST_BYTES = 64 * 2**20
 """Of the answers that are kept whole: those of some executions with all that they may answer, or of many with little."""
+
+_AT_ONCE = 2**20
+"""Bytes that the socket takes at once, where the host allows as many: the longest frame of text fits, and is copied once less."""
 
 _MOST_UNSENT = 4 * 2**20
 """Bytes that wait for the service, past which the pipes of programs are not read."""
@@ -57,6 +61,7 @@ class Link:
                 self._reader, self._writer = await asyncio.open_unix_connection(self._path)
             except OSError:
                 continue  # nobody listens yet, or it is not ours yet, or there is no descriptor just now
+            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AT_ONCE)
             return
 
     async def receive(self) -> ToSandbox | None:

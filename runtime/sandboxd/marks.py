@@ -19,6 +19,8 @@ from typing import Literal, Protocol
 Pipe = Literal[1, 2]
 
 _WINDOW = 16 * 1024
+_LONG = 256
+"""Bytes of a text from which it is cheaper taken by itself than together with those around it."""
 _LONGEST = 64
 """Bytes of a mark after the secret: no honest one is longer."""
 
@@ -108,8 +110,17 @@ class MarkReader:
         """
         head = b"%st;%d;%d;" % (self._prefix, *self._owner)
         while data.startswith(head, at):
-            before = at
-            for part in data[at + len(head) : at + _WINDOW].split(head):
+            before, begin = at, at + len(head)
+            stop = data.find(b"\a", begin, begin + 5)
+            digits = data[begin:stop] if stop > 0 else b""
+            if digits.isdigit() and int(digits) >= _LONG:
+                end = stop + 1 + int(digits)
+                if end > len(data):
+                    break
+                self._pieces.append(data[stop + 1 : end])
+                at = end
+                continue
+            for part in data[begin : at + _WINDOW].split(head):
                 size, bell, text = part.partition(b"\a")
                 if not (bell and text and size.isdigit() and len(size) <= 4 and int(size) == len(text)):
                     break

@@ -91,6 +91,27 @@ def test_processes_make_no_more_system_calls_than_they_have_to(
     assert all(found[name] <= most for name, most in MOST_SYSTEM_CALLS[language].items()), found
 
 
+def test_a_flood_is_sent_in_memory_that_the_service_has(cellbox: Cellbox, scope: str) -> None:
+    """20 MB in pieces of 256 KiB. One copy of all of it in memory that is new each time would be 5,000 faults."""
+
+    body = {"scope": scope, "language": "python", "code": "print('x' * 20_000_000)", "stateful": True}
+
+    def flood() -> None:
+        with cellbox.client.stream("POST", "/v1/exec", json=body, headers={"Accept": "text/event-stream"}) as response:
+            for _ in response.iter_raw():
+                pass
+
+    flood()
+    before = faults(cellbox.process.pid)
+    flood()
+    assert faults(cellbox.process.pid) - before < 5_000
+
+
+def faults(pid: int) -> int:
+    """How often the process touched memory that was not there yet."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[7])
+
+
 def processes_of(cellbox: Cellbox, scope: str) -> dict[str, list[int]]:
     return {"service": [cellbox.process.pid], "sandbox": sorted(cellbox.processes(scope))}
 

@@ -116,13 +116,14 @@ def test_what_comes_behind_a_place_waits_and_comes_in_order():
 pieces = st.one_of(
     st.builds(text, st.integers(0, 999), st.sampled_from([1, 2]), st.binary(max_size=50)),
     st.builds(text, st.just(1), st.just(1), st.binary(max_size=50) | st.sampled_from(HOSTILE[:4])),
+    st.builds(text, st.just(1), st.just(1), st.integers(250, 9999).map(lambda size: b"x" * size)),
     st.builds(lambda place: PREFIX + b"d;%d\a" % place, st.integers(0, 999)),
     st.binary(max_size=50),
     st.sampled_from(HOSTILE),
 )
 
 
-@given(st.lists(pieces, max_size=8), st.lists(st.integers(0, 500), max_size=6))
+@given(st.lists(pieces, max_size=8), st.lists(st.integers(0, 500) | st.integers(0, 9999), max_size=6))
 def test_how_the_bytes_are_cut_changes_nothing(parts, cuts):
     data = b"".join(parts)
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
@@ -130,7 +131,7 @@ def test_how_the_bytes_are_cut_changes_nothing(parts, cuts):
     assert heard(*chunks) == heard(data)
 
 
-@given(st.lists(pieces, max_size=8), st.lists(st.integers(0, 500), max_size=6))
+@given(st.lists(pieces, max_size=8), st.lists(st.integers(0, 500) | st.integers(0, 9999), max_size=6))
 def test_waiting_changes_nothing_but_the_time(parts, cuts):
     data = b"".join(parts)
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
