@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from interpreter import languages
-from interpreter.cli import OK
+from interpreter.cli import OK, completing
 from interpreter.cli.calling import called, session
 from interpreter.cli.printer import Printer
 from interpreter.client import CellboxError, Client, InvalidRequest, Session
 from interpreter.client.errors import Refused
 
 _HISTORY = 5000
+_INDENT = "    "
+_COMMANDS = ("python", "node", "bash", "restart", "kernels", "help", "quit")
 _HELP = """\
 :python  :node  :bash   go on in this language; each has its own variables
 :restart                a fresh kernel of this language
@@ -26,6 +28,7 @@ _HELP = """\
 :help                   this
 :quit                   the end, as Ctrl-D; the session stays
 
+Tab completes names and files as the kernel knows them.
 A line that does not stand alone is continued: Python as in its own prompt, others where it ends with a backslash.
 Ctrl-C interrupts what runs, or forgets what was typed.
 """
@@ -47,7 +50,7 @@ def _repl(client: Client, arguments: argparse.Namespace) -> int:
     if sys.stdin.isatty() and not arguments.json:
         name = where.scope + (f"/{where.name}" if where.name else "")
         print(f"cellbox {client.health().version}, session {name}; :help, :quit")
-    with _history():
+    with _typing(talk):
         while True:
             try:
                 if not talk.take(input(talk.prompt if sys.stdin.isatty() else "")):
@@ -95,6 +98,14 @@ class Conversation:
             with self._where.stream(code, self.language, allow_input=asks) as stream:
                 self._printer.follow(stream)
 
+    def complete(self, line: str, word: str) -> list[str]:
+        """Return what can stand in the place of ``word``, with which ``line`` ends."""
+        if not line.strip():
+            return [_INDENT]
+        if not self._lines and line == f":{word}":
+            return [name for name in _COMMANDS if name.startswith(word)]
+        return completing.matches(self._where, self.language, "\n".join([*self._lines, line]), word)
+
     def forget(self) -> None:
         """Drop what was typed."""
         self._lines = []
@@ -133,8 +144,8 @@ def _code(language: str, lines: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def _history() -> Iterator[None]:
-    """Have the lines that were typed before, and keep those of now, where there is a terminal that can show them."""
+def _typing(talk: Conversation) -> Iterator[None]:
+    """Complete what is typed, have the lines that were typed before, and keep those of now, where there is a terminal."""
     try:
         import readline  # noqa: PLC0415 - not everywhere
     except ImportError:
@@ -146,6 +157,17 @@ def _history() -> Iterator[None]:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     file = Path(home) / "cellbox" / "history"
     readline.set_history_length(_HISTORY)
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+    readline.set_completer_delims(completing.DELIMITERS)
+    found: list[str] = []
+
+    def complete(word: str, number: int) -> str | None:
+        """Return one match after the other, as readline asks for them."""
+        if number == 0:
+            found[:] = talk.complete(readline.get_line_buffer()[: readline.get_endidx()], word)
+        return found[number] if number < len(found) else None
+
+    readline.set_completer(complete)
     with contextlib.suppress(OSError):
         readline.read_history_file(file)
     try:

@@ -164,7 +164,7 @@ def test_repl_on_a_terminal_prompts_asks_and_keeps_its_history(environment: dict
         until("who? ")
         os.write(master, b"Ada\n")
         until("python> ")
-        os.write(master, b"name.upper()\n")
+        os.write(master, b"name.upp\t()\n")
         until("'ADA'")
         until("python> ")
         os.write(master, b":quit\n")
