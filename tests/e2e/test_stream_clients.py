@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from tests.e2e.conftest import CONFINED, KEY, Cellbox
 from tests.e2e.test_streams import execute, socket, text, until_finished
 
 RUNTIMES = CONFINED[:1]
+ROOT = Path(__file__).parents[2]
 
 # --- cut off anywhere -------------------------------------------------------------------------------------------------
 
@@ -242,6 +244,22 @@ def test_a_page_of_a_listed_origin_runs_code_over_a_websocket(
         assert list(kinds) == ["started", "input_request", "stdout", "finished"]
         assert (text(seen), seen[-1]["status"]) == ("grüße\n", "ok")
         assert KEY not in service.log
+
+
+@browser.needed
+def test_the_page_of_the_contract_works_as_it_stands_there(
+    serve: Callable[..., Cellbox], scope: str, tmp_path: Path
+) -> None:
+    (example,) = re.findall(r"```js\n(.*?)```", (ROOT / "interpreter/API.md").read_text(), re.DOTALL)
+    written = "ws://127.0.0.1:8090/v1/ws?scope=u1"
+    assert written in example
+    listening = "console.log = event => { seen.push(event); if (event.type == 'finished') tell(seen) }"
+    with browser.page({}) as page:
+        service = serve(allowed_origins=page.url)
+        script = f"{TELL}\nconst KEY = '{KEY}', seen = []\n{listening}\n{example}"
+        page.files["/"] = f"<script>{script.replace(written, socket_url(service, scope))}</script>"
+        seen = json.loads(page.opened(tmp_path / "profile"))
+    assert (text(seen), seen[-1]["status"]) == ("1\n", "ok")
 
 
 @browser.needed
