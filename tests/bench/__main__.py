@@ -8,6 +8,8 @@ import os
 import platform
 import sys
 import tempfile
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench import containers, egress, files, languages, measure, rows, scale, streams
@@ -23,7 +25,7 @@ def main() -> None:
     only = parser.parse_args().only
     if os.geteuid() != 0:
         sys.exit("the bench starts sandboxes of many scopes, which needs root")
-    taken: list[measure.Row] = []
+    taken: dict[str, measure.Rows] = {}
     for name, take in ROWS.items():
         if only in (None, name):
             print(f"{name}: {' '.join((take.__doc__ or '').split())}", file=sys.stderr, flush=True)
@@ -32,13 +34,24 @@ def main() -> None:
                 with running(Path(directory)) as service:
                     caller = Caller(service)
                     try:
-                        taken += take(service, caller)
+                        taken[name] = take(service, caller)
+                    except Exception as error:  # noqa: BLE001 - the others are worth having all the same
+                        traceback.print_exc()
+                        taken[name] = [measure.LeftOut(name, f"it failed with {error!r:.200}", failed=True)]
                     finally:
                         caller.close()
-    print(measure.table(taken))
+    rows = [row for each in taken.values() for row in each]
+    print(measure.table(rows))
     host = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-    Path("bench.json").write_text(json.dumps({"host": host, "rows": [row.to_json() for row in taken]}, indent=1) + "\n")
-    sys.exit(not all(row.within for row in taken))
+    found = {key: row.to_json() for name, each in taken.items() for key, row in _keys(name, each)}
+    Path("bench.json").write_text(json.dumps({"host": host, "rows": found}, indent=1) + "\n")
+    sys.exit(not all(row.within for row in rows))
+
+
+def _keys(name: str, rows: measure.Rows) -> Iterator[tuple[str, measure.Row | measure.LeftOut]]:
+    """Yield each row with a key of its own: the name, and a number from the second one on."""
+    for number, row in enumerate(rows, 1):
+        yield row.key or (name if number == 1 else f"{name}-{number}"), row
 
 
 if __name__ == "__main__":

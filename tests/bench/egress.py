@@ -83,7 +83,7 @@ class Way:
         return memoryview(buffer)[:count]
 
 
-def large(_service: Cellbox, _caller: Caller) -> list[measure.Row]:
+def large(_service: Cellbox, _caller: Caller) -> measure.Rows:
     """A body of 1 GiB."""
     with _ways() as (direct, ours, others):
         beside = {"no proxy": (direct, 8.0)} | {name: (way, 1 / 0.7) for name, way in others.items()}
@@ -101,7 +101,7 @@ def large(_service: Cellbox, _caller: Caller) -> list[measure.Row]:
         ]
 
 
-def small(_service: Cellbox, _caller: Caller) -> list[measure.Row]:
+def small(_service: Cellbox, _caller: Caller) -> measure.Rows:
     """What a small request takes longer than without a proxy, on a kept connection and on a new one."""
     with _ways() as (direct, ours, _), direct.connect() as to_origin, ours.connect() as to_proxy:
 
@@ -118,7 +118,7 @@ def small(_service: Cellbox, _caller: Caller) -> list[measure.Row]:
         ]
 
 
-def many(_service: Cellbox, _caller: Caller) -> list[measure.Row]:
+def many(_service: Cellbox, _caller: Caller) -> measure.Rows:
     """200 connections of one sandbox side by side, each with an answer of 1 MiB."""
     with _ways() as (direct, ours, others):
         beside = {"no proxy": (direct, 8.0)} | {name: (way, 1.5) for name, way in others.items()}

@@ -1,6 +1,6 @@
 """Rows of files: large ones beside nginx, which takes and serves the same, and a long listing.
 
-Without nginx (Debian: nginx), the rows that are beside it are left out, and that is said.
+Without nginx (Debian: nginx), the rows that are beside it are left out.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,20 +36,19 @@ http {{
 """
 
 
-def large_get(service: Cellbox, _caller: Caller) -> list[measure.Row]:
+def large_get(service: Cellbox, _caller: Caller) -> measure.Rows:
     """A file of 1 GiB to curl, beside the same file from nginx."""
     return _large(service, "GET of 1 GiB", ["-o", "/dev/null"], limit=1.67)
 
 
-def large_put(service: Cellbox, _caller: Caller) -> list[measure.Row]:
+def large_put(service: Cellbox, _caller: Caller) -> measure.Rows:
     """A file of 1 GiB from curl, hashed and synced, beside nginx, which does neither."""
     return _large(service, "PUT of 1 GiB", None, limit=2)
 
 
-def _large(service: Cellbox, name: str, words: list[str] | None, *, limit: float) -> list[measure.Row]:
+def _large(service: Cellbox, name: str, words: list[str] | None, *, limit: float) -> measure.Rows:
     if shutil.which("nginx") is None:
-        print(f"{name}: left out, since there is no nginx", file=sys.stderr)
-        return []
+        return [measure.LeftOut(name, "there is no nginx: apt-get install nginx-light")]
     scope = fresh("large")
     with tempfile.TemporaryDirectory(prefix="cellbox-bench-", dir=service.root.parent) as directory:
         file = Path(directory) / "large"
@@ -75,7 +73,7 @@ def _large(service: Cellbox, name: str, words: list[str] | None, *, limit: float
             ]
 
 
-def listing(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def listing(service: Cellbox, caller: Caller) -> measure.Rows:
     """A listing of 10,000 files."""
     scope = fresh("listing")
     made = caller.exec(

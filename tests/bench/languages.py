@@ -17,19 +17,17 @@ _KERNELS = 5
 """Of one sandbox, whose memory is compared with that of the same sandbox before it had them."""
 
 
-def node(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def node(service: Cellbox, caller: Caller) -> measure.Rows:
     """A cell of stateful Node beside the same cell on tslab, over HTTP and in the same bare loop of jupyter_client."""
     return [*_beside(caller, "node", "1+1", peers.tslab, limit=0.2), _memory(service, caller, "node", limit=45)]
 
 
-def bash(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def bash(service: Cellbox, caller: Caller) -> measure.Rows:
     """A cell of stateful Bash beside the same cell on bash_kernel, over HTTP and in the same bare loop of jupyter_client."""
     return [*_beside(caller, "bash", "true", peers.bash_kernel, limit=0.2), _memory(service, caller, "bash", limit=15)]
 
 
-def _beside(
-    caller: Caller, language: str, code: str, find: Callable[[], peers.Peer], *, limit: float
-) -> list[measure.Row]:
+def _beside(caller: Caller, language: str, code: str, find: Callable[[], peers.Peer], *, limit: float) -> measure.Rows:
     scope = fresh(language)
     name = f"stateful {language.title()} over HTTP, `{code}`"
 
@@ -79,4 +77,4 @@ def _memory(service: Cellbox, caller: Caller, language: str, *, limit: float) ->
     return measure.of(f"memory of an idle {language.title()} kernel (mean)", each, limit=limit, unit="MB")
 
 
-ROWS = {"node": node, "bash": bash}
+ROWS = {"stateful-node": node, "stateful-bash": bash}

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 Step = Callable[[], Any]
 _MOST_LOST = 5
+_BAR = 30
 
 
 class NoAnswer(Exception):
@@ -33,19 +35,52 @@ class Row:
     n: int
     median: float
     p95: float
+    p99: float
     compared_with: str | None
     other_median: float | None
     other_p95: float | None
+    other_p99: float | None
     ratio: float | None
     limit: float
     load: tuple[float, float]
+    key: str | None = None
+    """In ``bench.json``, if it is not that of the command."""
 
     @property
     def within(self) -> bool:
         return (self.median if self.ratio is None else self.ratio) <= self.limit
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"within": self.within}
+        unit = self.unit.lower()
+        ours = {f"ours_{unit}": self.median, f"ours_p95_{unit}": self.p95, f"ours_p99_{unit}": self.p99}
+        theirs = {
+            f"theirs_{unit}": self.other_median,
+            f"theirs_p95_{unit}": self.other_p95,
+            f"theirs_p99_{unit}": self.other_p99,
+        }
+        judged = {"ratio": self.ratio, "target": self.limit, "met": self.within}
+        how = {"what": self.name, "beside": self.compared_with, "n": self.n, "load": self.load}
+        return ours | theirs | judged | how
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that could not be measured here. why: a part of a sentence. failed: it should have been."""
+
+    name: str
+    why: str
+    failed: bool = False
+    key: str | None = None
+
+    @property
+    def within(self) -> bool:
+        return not self.failed
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.name, "left_out": self.why}
+
+
+Rows = Sequence[Row | LeftOut]
 
 
 def elapsed_ms(step: Step) -> float:
@@ -73,6 +108,7 @@ def against(
     before, lost = os.getloadavg()[0], 0
     mine, theirs = [], []
     for number in range(-warm_up, n):
+        show(name, number + warm_up, n + warm_up)
         prepare()
         taken = elapsed_ms(ours)
         try:
@@ -94,16 +130,18 @@ def against(
 def alone(name: str, step: Callable[[], float], *, n: int, warm_up: int, limit: float, unit: str = "ms") -> Row:
     """Collect what ``step`` returns, ``n`` times after ``warm_up`` that do not count."""
     before = os.getloadavg()[0]
-    for _ in range(warm_up):
-        step()
-    return _row(name, unit, [step() for _ in range(n)], limit, before)
+    values = []
+    for number in range(warm_up + n):
+        show(name, number, n + warm_up)
+        values.append(step())
+    return _row(name, unit, values[warm_up:], limit, before)
 
 
-def of(name: str, values: list[float], *, limit: float, unit: str) -> Row:
+def of(name: str, values: list[float], *, limit: float, unit: str, key: str | None = None) -> Row:
     """A row from values taken all at once; the figure that counts is their mean, shown as the median's column."""
     load = os.getloadavg()[0]
     row = _row(name, unit, values, limit, load)
-    return Row(**(asdict(row) | {"median": statistics.fmean(values)}))
+    return replace(row, median=statistics.fmean(values), key=key)
 
 
 def _row(
@@ -122,27 +160,41 @@ def _row(
         unit=unit,
         n=len(values),
         median=statistics.median(values),
-        p95=_p95(values),
+        p95=_quantile(values, 0.95),
+        p99=_quantile(values, 0.99),
         compared_with=compared_with,
         other_median=statistics.median(other) if other else None,
-        other_p95=_p95(other) if other else None,
+        other_p95=_quantile(other, 0.95) if other else None,
+        other_p99=_quantile(other, 0.99) if other else None,
         ratio=ratio,
         limit=limit,
         load=(load_before, os.getloadavg()[0]),
     )
 
 
-def _p95(values: list[float]) -> float:
-    return sorted(values)[max(0, round(0.95 * len(values)) - 1)]
+def _quantile(values: list[float], part: float) -> float:
+    return sorted(values)[max(0, round(part * len(values)) - 1)]
 
 
-def table(rows: list[Row]) -> str:
+def show(name: str, done: int, total: int) -> None:
+    """Draw how far a row is, where somebody looks."""
+    if sys.stderr.isatty():
+        filled = round(_BAR * (done + 1) / total)
+        end = "\r\x1b[K" if done + 1 == total else ""
+        sys.stderr.write(f"\r  [{'#' * filled}{'.' * (_BAR - filled)}] {done + 1:>5} of {total}  {name[:70]}{end}")
+        sys.stderr.flush()
+
+
+def table(rows: Rows) -> str:
     """The rows for a terminal, and for the README as they are."""
     lines = [
-        "| | median | p95 | beside it | its median | ratio | limit | n | load |",
-        "| --- | --: | --: | --- | --: | --: | --: | --: | --- |",
+        "| | median | p95 | p99 | beside it | its median | ratio | limit | n | load |",
+        "| --- | --: | --: | --: | --- | --: | --: | --: | --: | --- |",
     ]
     for row in rows:
+        if isinstance(row, LeftOut):
+            lines.append(f"| {row.name} | left out: {row.why} | | | | | | | | |")
+            continue
         other = f"{row.other_median:.1f} {row.unit}" if row.other_median is not None else ""
         ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
         limit = f"{row.limit:g}" if row.ratio is not None else f"{row.limit:g} {row.unit}"
@@ -150,6 +202,7 @@ def table(rows: list[Row]) -> str:
             row.name,
             f"{row.median:.1f} {row.unit}",
             f"{row.p95:.1f}",
+            f"{row.p99:.1f}",
             row.compared_with or "",
             other,
             ratio,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tests.bench import measure
 from tests.bench.jupyter import bare_loop, stock_ipykernel
-from tests.e2e.conftest import KEY, Cellbox
+from tests.e2e.conftest import KEY, Cellbox, running
 
 PYTHON = Path(__file__).parents[2] / ".venv-sandbox" / "bin" / "python"
 _numbers = itertools.count()
@@ -51,11 +53,24 @@ class Caller:
         self._connection.close()
 
 
+@contextmanager
+def serving(**settings: str) -> Iterator[tuple[Cellbox, Caller]]:
+    """A service of its own, and somebody who calls it."""
+    with tempfile.TemporaryDirectory(prefix="cellbox-bench-") as directory:
+        os.chmod(directory, 0o755)
+        with running(Path(directory), **settings) as service:
+            caller = Caller(service)
+            try:
+                yield service, caller
+            finally:
+                caller.close()
+
+
 def fresh(prefix: str) -> str:
     return f"{prefix}{next(_numbers)}"
 
 
-def stateful_exec(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def stateful_exec(service: Cellbox, caller: Caller) -> measure.Rows:
     """A cell over HTTP beside the same cell in a bare loop of jupyter_client on stock ipykernel."""
     scope = fresh("cells")
     with (
@@ -77,7 +92,7 @@ def stateful_exec(service: Cellbox, caller: Caller) -> list[measure.Row]:
         ]
 
 
-def stateless_python(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def stateless_python(service: Cellbox, caller: Caller) -> measure.Rows:
     """A stateless run over HTTP beside a new interpreter that reads the same code from its standard input."""
     scope, code = fresh("runs"), "print(6 * 7)"
 
@@ -98,19 +113,7 @@ def stateless_python(service: Cellbox, caller: Caller) -> list[measure.Row]:
     ]
 
 
-def first_result(service: Cellbox, caller: Caller) -> list[measure.Row]:
-    """From nothing to the value of a cell: sandbox, boot process, kernel."""
-
-    def step() -> float:
-        scope = fresh("new")
-        elapsed = measure.elapsed_ms(lambda: caller.cell("40 + 2", scope=scope, session="one"))
-        caller.call("DELETE", f"/v1/scopes/{scope}?purge=true")
-        return elapsed
-
-    return [measure.alone("first stateful result in a new sandbox", step, n=15, warm_up=2, limit=700)]
-
-
-def kernels(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def kernels(service: Cellbox, caller: Caller) -> measure.Rows:
     """A further kernel beside a running one, and a kernel restarted; both up to the value of its first cell."""
     scope = fresh("kernels")
     caller.cell("1", scope=scope)
@@ -131,20 +134,6 @@ def kernels(service: Cellbox, caller: Caller) -> list[measure.Row]:
         measure.alone("first result of a further context", further, n=20, warm_up=2, limit=150),
         measure.alone("restart of a kernel, to its first result", restarted, n=20, warm_up=2, limit=150),
     ]
-
-
-def memory(service: Cellbox, caller: Caller) -> list[measure.Row]:
-    """Proportional set size of every process of a sandbox with one idle Python kernel, supervisor and bwrap as well."""
-    scopes = [fresh("idle") for _ in range(20)]
-    for scope in scopes:
-        caller.cell("1", scope=scope)
-    time.sleep(3)  # what a start leaves to do is done by then; there is no event to wait for
-    sandboxes = sandbox_trees(service.process.pid)
-    assert len(sandboxes) >= len(scopes), f"{len(sandboxes)} sandboxes on the host"
-    sizes = [sum(map(pss_mb, tree)) for tree in sandboxes]
-    for scope in scopes:
-        caller.call("DELETE", f"/v1/scopes/{scope}?purge=true")
-    return [measure.of("memory of an idle sandbox with one kernel (mean)", sizes, limit=60, unit="MB")]
 
 
 def sandbox_trees(service: int) -> list[list[int]]:
@@ -171,10 +160,8 @@ def pss_mb(pid: int) -> float:
     return 0.0
 
 
-ROWS: dict[str, Callable[[Cellbox, Caller], list[measure.Row]]] = {
-    "stateful": stateful_exec,
-    "stateless": stateless_python,
-    "start": first_result,
+ROWS: dict[str, Callable[[Cellbox, Caller], measure.Rows]] = {
+    "stateful-rest": stateful_exec,
+    "stateless-spawn": stateless_python,
     "kernels": kernels,
-    "memory": memory,
 }

@@ -4,91 +4,116 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 
+from tests import waiting
 from tests.bench import measure
-from tests.bench.rows import Caller, fresh
+from tests.bench.rows import Caller, fresh, pss_mb, sandbox_trees, serving
 from tests.e2e import callers
-from tests.e2e.conftest import Cellbox, running
+from tests.e2e.conftest import Cellbox
 
-NEIGHBOURS = 50
-CALLERS = 32
-SESSIONS = 8
+NEIGHBOURS = 200
+CALLERS = 64
+SESSIONS = 16
+THROUGHPUT_S = 30
 AGE = 10_000
 
 
-def neighbours(service: Cellbox, caller: Caller) -> list[measure.Row]:
-    """A cell in a service with 50 idle kernels of other sessions beside a cell in a service with no other session."""
-    with tempfile.TemporaryDirectory(prefix="cellbox-bench-") as directory:
-        Path(directory).chmod(0o755)
-        with running(Path(directory)) as lonely:
-            other = Caller(lonely)
-            scope = fresh("neighbours")
-            for number in range(NEIGHBOURS):
-                caller.cell("1", scope=scope, session=f"idle{number}")
-            try:
-                return [
-                    measure.against(
-                        f"stateful exec beside {NEIGHBOURS} idle sessions",
-                        lambda: caller.cell("40 + 2", scope=scope, session="one"),
-                        "without any other",
-                        lambda: other.cell("40 + 2", scope=scope, session="one"),
-                        n=500,
-                        warm_up=50,
-                        limit=1.15,
-                    )
-                ]
-            finally:
-                other.close()
-                caller.call("DELETE", f"/v1/scopes/{scope}?purge=true")
+def neighbours(_service: Cellbox, _caller: Caller) -> measure.Rows:
+    """A cell beside 200 idle sessions and beside none; what each of them weighs; and what it takes until one has gone."""
+    with (
+        serving(max_sessions=f"{NEIGHBOURS + 1}", runtime_backend="bubblewrap") as (busy, caller),
+        serving(runtime_backend="bubblewrap") as (_, other),
+    ):
+        scopes = [fresh("idle") for _ in range(NEIGHBOURS)]
+        for number, scope in enumerate(scopes):
+            measure.show("sandboxes", number, NEIGHBOURS)
+            caller.cell("1", scope=scope)
+        time.sleep(3)  # what a start leaves to do is done by then; there is no event to wait for
+        sizes = [sum(map(pss_mb, tree)) for tree in sandbox_trees(busy.process.pid)]
+        assert len(sizes) == NEIGHBOURS, f"{len(sizes)} sandboxes on the host"
+        scope = fresh("one")
+        beside = measure.against(
+            f"stateful exec beside {NEIGHBOURS} idle sessions",
+            lambda: caller.cell("40 + 2", scope=scope),
+            "without any other",
+            lambda: other.cell("40 + 2", scope=scope),
+            n=500,
+            warm_up=50,
+            limit=1.1,
+        )
+        answered, gone = [], []
+        for each in scopes[:20]:
+            was = busy.processes(each)
+            begun = time.perf_counter()
+            caller.call("DELETE", f"/v1/scopes/{each}?purge=true")
+            answered.append((time.perf_counter() - begun) * 1000)
+            while not all(map(waiting.gone, was)):
+                time.sleep(0.001)
+            gone.append((time.perf_counter() - begun) * 1000)
+    weight = measure.of(f"memory of an idle session, of {NEIGHBOURS} (mean)", sizes, limit=40, unit="MB", key="memory")
+    return [
+        beside,
+        weight,
+        measure.of("a session's end, answered (mean)", answered, limit=20, unit="ms", key="teardown"),
+        measure.of("a session's end, all of it gone (mean)", gone, limit=1000, unit="ms", key="teardown-2"),
+    ]
 
 
-def throughput(service: Cellbox, caller: Caller) -> list[measure.Row]:
-    """Time for each call while 32 callers call as quickly as they can, on 8 sessions: seconds by calls answered, in turns."""
+def throughput(service: Cellbox, caller: Caller) -> measure.Rows:
+    """64 callers that call as quickly as they can for 30 s, on 16 sessions, half of them stateful Python and half stateless."""
     scope = fresh("many")
     for number in range(SESSIONS):
         caller.cell("1", scope=scope, session=f"s{number}")
-    rows = []
-    for stateful in (True, False):
-        per_call = asyncio.run(_per_call_ms(service, scope, stateful=stateful))
-        calls_s = 1000 * len(per_call) / sum(per_call)
-        kind = "stateful" if stateful else "stateless"
-        name = f"{CALLERS} callers, {kind} Python: time for each ({calls_s:.0f} calls/s)"
-        rows.append(measure.of(name, per_call, limit=10 if stateful else 25, unit="ms"))
-    return rows
+    taken, elapsed_s = asyncio.run(_mixed(service, scope))
+    calls_s = len(taken) / elapsed_s
+    what = f"{CALLERS} callers, mixed stateful and stateless Python"
+    return [
+        measure.of(f"{what}: time for each ({calls_s:.0f} calls/s)", [1000 / calls_s], limit=2.5, unit="ms"),
+        measure.alone(
+            f"{what}: the slowest of a hundred (p99)", iter(_chunks_p99(taken)).__next__, n=10, warm_up=0, limit=210
+        ),
+    ]
 
 
-async def _per_call_ms(service: Cellbox, scope: str, *, stateful: bool) -> list[float]:
-    """Milliseconds by calls, in each of ten periods of a second after one that does not count."""
-    ended = 0
-    stop = asyncio.Event()
+def _chunks_p99(taken: list[float]) -> list[float]:
+    """Return the 99th percentile of each tenth of the calls, in the order of their ends."""
+    size = len(taken) // 10
+    return [sorted(taken[at * size : (at + 1) * size])[int(size * 0.99)] for at in range(10)]
 
-    async def until_stopped(one: callers.Caller, session: str) -> None:
-        nonlocal ended
+
+async def _mixed(service: Cellbox, scope: str) -> tuple[list[float], float]:
+    """Milliseconds of each call in the order of their ends, after a second that does not count, and how long all took."""
+    taken: list[float] = []
+    stop, count = asyncio.Event(), asyncio.Event()
+
+    async def until_stopped(one: callers.Caller, session: str, *, stateful: bool) -> None:
         while not stop.is_set():
+            begun = time.perf_counter()
             await one.exec("40 + 2", scope=scope, session=session, stateful=stateful)
-            ended += 1
+            if count.is_set():
+                taken.append((time.perf_counter() - begun) * 1000)
 
-    found = []
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(callers.calling(service)) for _ in range(CALLERS)]
         async with asyncio.TaskGroup() as group:
             for number, one in enumerate(clients):
-                group.create_task(until_stopped(one, f"s{number % SESSIONS}"))
-            for period in range(11):
-                began, before = time.perf_counter(), ended
+                group.create_task(until_stopped(one, f"s{number % SESSIONS}", stateful=number // SESSIONS % 2 == 0))
+            await asyncio.sleep(1)
+            count.set()
+            begun = time.perf_counter()
+            for second in range(THROUGHPUT_S):
+                measure.show("calls", second, THROUGHPUT_S)
                 await asyncio.sleep(1)
-                if period and ended > before:
-                    found.append((time.perf_counter() - began) * 1000 / (ended - before))
+            elapsed_s = time.perf_counter() - begun
+            count.clear()
             stop.set()
-    return found
+    return taken, elapsed_s
 
 
-def age(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def age(service: Cellbox, caller: Caller) -> measure.Rows:
     """A cell in a session that has had 10,000 beside one in a session that has had a few."""
     scope = fresh("age")
     numbers = itertools.count()
@@ -107,7 +132,7 @@ def age(service: Cellbox, caller: Caller) -> list[measure.Row]:
     ]
 
 
-ROWS: dict[str, Callable[[Cellbox, Caller], list[measure.Row]]] = {
+ROWS: dict[str, Callable[[Cellbox, Caller], measure.Rows]] = {
     "neighbours": neighbours,
     "throughput": throughput,
     "age": age,

@@ -28,7 +28,7 @@ FLOODS = {
 _TRIES = 3
 
 
-def stateful_ws(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def stateful_ws(service: Cellbox, caller: Caller) -> measure.Rows:
     """A cell over our WebSocket beside the same cell on the same kernel over that of Jupyter's servers."""
     rows = []
     for server, limit in ((gateways.KERNEL_GATEWAY, 0.15), (gateways.JUPYTER_SERVER, 0.2)):
@@ -54,7 +54,7 @@ def _beside(session: Session, server: gateways.Server, directory: Path, *, limit
         return measure.alone(name, lambda: measure.elapsed_ms(partial(session.cell, code)), n=200, warm_up=20, limit=10)
 
 
-def flood(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def flood(service: Cellbox, caller: Caller) -> measure.Rows:
     """Much output over our WebSocket, complete each time, beside the bare loop of jupyter_client on stock ipykernel; and what
     Kernel Gateway delivers of the same."""
     delivered = {name: _delivered(code, lines) for name, (code, lines, _) in FLOODS.items()}
@@ -102,7 +102,7 @@ def _delivered(code: str, lines: int) -> str:
     return f"{server.name} delivers at most {best.lines:,} of {lines:,} lines, {best.size:,} bytes"
 
 
-def first_byte(service: Cellbox, caller: Caller) -> list[measure.Row]:
+def first_byte(service: Cellbox, caller: Caller) -> measure.Rows:
     """From the request to the first output of code that then sleeps, over both kinds of stream."""
     code, scope = "print(1); import time; time.sleep(0.05)", fresh("first")
     address = urlsplit(service.url)
@@ -134,7 +134,7 @@ def first_byte(service: Cellbox, caller: Caller) -> list[measure.Row]:
         ]
 
 
-ROWS: dict[str, Callable[[Cellbox, Caller], list[measure.Row]]] = {
+ROWS: dict[str, Callable[[Cellbox, Caller], measure.Rows]] = {
     "stateful-ws": stateful_ws,
     "flood": flood,
     "first-byte": first_byte,
