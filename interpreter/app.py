@@ -211,7 +211,9 @@ async def serve(
         except (BackendError, DataRootError) as error:
             raise StartError(str(error)) from error
         except PolicyError as error:
-            raise StartError(f"SANDBOX_EGRESS_POLICY_FILE cannot be followed: {error}.") from error
+            raise StartError(
+                f"SANDBOX_EGRESS_ALLOWLIST and SANDBOX_EGRESS_POLICY_FILE cannot be followed: {error}."
+            ) from error
         except OSError as error:
             raise StartError(f"The data root cannot be used: {error.strerror}.") from error
         api = _api(settings, service, keys, share.limits())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from interpreter.cli.findings import Finding, error, ok, warning
 from interpreter.egress import entries, tools
-from interpreter.egress.policies import PolicyError
+from interpreter.egress.policies import File, Policies, PolicyError, Rules
 from interpreter.egress.ways import read_policies
 from interpreter.settings import Settings
 
@@ -31,11 +31,12 @@ def examine(found: Settings) -> Iterator[Finding]:
     """Yield what there is to say."""
     if found.network != "proxy":
         return
-    if found.egress_policy_file is not None:
-        try:
-            read_policies(found.egress_policy_file)
-        except PolicyError as wrong:
-            yield error(WHAT, f"the policy file is wrong: {wrong}", f"put {found.egress_policy_file} right")
+    file = found.egress_policy_file
+    try:
+        said = File() if file is None else read_policies(file)
+        Policies(Rules(tuple(found.egress_allowlist)), file=said).check()
+    except PolicyError as wrong:
+        yield error(WHAT, f"the policy is wrong: {wrong}", f"put {file or 'SANDBOX_EGRESS_ALLOWLIST'} right")
     if found.egress_control is not None and not found.egress_control.is_socket():
         yield error(
             WHAT,

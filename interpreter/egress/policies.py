@@ -23,12 +23,16 @@ from typing import Any
 
 import yaml
 
-from egress.protocol import MAX_ENTRIES, Policy
+from egress.protocol import MAX_ENTRIES, MAX_LINE, Policy
 from interpreter.egress import entries
 from interpreter.keys import NAME, Key
 
 ABOVE = "@default"
 MAX_BYTES = 2**20
+MOST_HOSTS = MAX_ENTRIES - 250
+"""In one list of a scope or session, with what it has from above. The rest is for what ``@pypi`` and ``@npm`` stand for."""
+MOST_TEXT = MAX_LINE // 2
+"""Characters of all that one of them may and may not reach."""
 _RULES = ("allow", "deny", "ports")
 
 
@@ -86,6 +90,21 @@ class Policies:
         rules = self.rules(key)
         return Policy(self._hosts(rules.allow or ()), self._hosts(rules.deny), rules.ports or (), self.private_cidrs)
 
+    def check(self) -> None:
+        """Raises PolicyError where the lists of a level, with what is above it, are longer than the egress process takes."""
+        keys = [None, *(Key(scope, None) for scope in self.file.scopes)]
+        keys += [Key(scope, session) for scope, (_, sessions) in self.file.scopes.items() for session in sessions]
+        for key in keys:
+            rules = self.rules(key)
+            lists = {"allow": rules.allow or (), "deny": rules.deny}
+            place = "the default" if key is None else f"scopes.{key.scope}"
+            place += f".sessions.{key.session}" if key is not None and key.session is not None else ""
+            for name, hosts in lists.items():
+                if len(hosts) > MOST_HOSTS:
+                    raise PolicyError(f"{name} of {place} has {len(hosts)} hosts in all; the most are {MOST_HOSTS}")
+            if sum(len(host) + 3 for hosts in lists.values() for host in hosts) > MOST_TEXT:
+                raise PolicyError(f"the hosts of {place} are more than {MOST_TEXT} characters in all")
+
     def names_tools(self) -> bool:
         """Whether any level speaks of the hosts of pip or npm."""
         levels = [self.settings, self.file.default]
@@ -111,14 +130,14 @@ class Policies:
 
     def _hosts(self, words: tuple[str, ...]) -> tuple[str, ...]:
         meant = (host for word in words for host in (self.tools.get(word, ()) if word in entries.TOOLS else (word,)))
-        return tuple(dict.fromkeys(meant))[:MAX_ENTRIES]
+        return tuple(dict.fromkeys(meant))
 
 
 def parse(text: str) -> File:
     """Return what a file says. Raises PolicyError."""
     try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date or a number and is none
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
         raise PolicyError(f"it is not YAML{where}") from error

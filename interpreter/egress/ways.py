@@ -95,13 +95,15 @@ class Ways:
         return self._control.up
 
     async def start(self) -> None:
-        """Begin. Raises PolicyError: the policy file is wrong, and there is no earlier one to keep."""
+        """Begin. Raises PolicyError: the settings allow too much, or the file is wrong and there is no earlier one to keep."""
         if self.network == "none":
             return
         file = self._config.policy_file
         if file is not None:
             self._seen = _about(file)
             self._policies = self._policies.with_file(read_policies(file))
+        self._policies.check()
+        if file is not None:
             self._tasks.start(self._watch(file), name="egress policy file")
         self._policies = self._policies.with_tools(tools.remembered(self._root))
         self._control.start()
@@ -164,6 +166,8 @@ class Ways:
             self._seen = about
             try:
                 content = await asyncio.to_thread(read_policies, file)
+                policies = self._policies.with_file(content)
+                await asyncio.to_thread(policies.check)
             except PolicyError as error:
                 log.error(
                     "egress: the policy file is not followed, and what it said before holds",

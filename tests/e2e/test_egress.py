@@ -346,7 +346,9 @@ def test_a_policy_file_that_is_wrong_at_the_start_refuses_it(tmp_path, text):
     environment["SANDBOX_RUNTIME_BACKEND"] = "bubblewrap"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 3
-    assert done.stderr.splitlines()[-1].startswith("SANDBOX_EGRESS_POLICY_FILE cannot be followed: ")
+    assert done.stderr.splitlines()[-1].startswith(
+        "SANDBOX_EGRESS_ALLOWLIST and SANDBOX_EGRESS_POLICY_FILE cannot be followed: "
+    )
 
 
 def test_what_pip_and_npm_use_was_asked_of_them(service):

@@ -129,3 +129,24 @@ def test_what_the_tools_use_is_told_as_hosts_and_shown_as_written():
         "sessions": {"chat": {"allow": ["@npm"], "deny": ["@pypi"], "ports": [8443]}},
     }
     assert policies(text).shown("eve")["sessions"] == {}
+
+
+@pytest.mark.parametrize("text", ["default: {deny: [2024-99-99]}", "default: {ports: [0b_]}"])
+def test_what_looks_like_a_date_or_a_number_and_is_none_is_refused_as_the_rest(text):
+    with pytest.raises(PolicyError, match="not YAML"):
+        parse(text)
+
+
+def test_lists_that_grow_too_long_from_level_to_level_are_refused_not_cut():
+    """Cut, the last hosts that are denied would be reachable."""
+    above, below = ([f"{level}{number}.example" for number in range(1_000)] for level in "ab")
+    text = f"default: {{deny: {above}}}\nscopes: {{ada: {{sessions: {{chat: {{deny: {below}}}}}}}}}"
+    with pytest.raises(PolicyError, match=r"deny of scopes\.ada\.sessions\.chat has 2000 hosts"):
+        policies(text).check()
+
+
+def test_hosts_that_are_too_long_to_be_told_in_one_line_are_refused():
+    hosts = [f"{number}.{'a' * 60}.{'b' * 60}.{'c' * 60}.{'d' * 60}.example" for number in range(1_500)]
+    told = Policies(Rules(tuple(hosts[:1_000]), tuple(hosts[:1_500]), (443,)))
+    with pytest.raises(PolicyError, match="the default are more than 524288 characters"):
+        told.check()
