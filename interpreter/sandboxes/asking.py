@@ -29,8 +29,8 @@ _STOP_S = 20.0
 async def ask(backend: Backend, data: DataRoot, config: SandboxConfig, code: str, *, within_s: float) -> str:
     """Return what Python ``code`` prints, without a network; empty where it could not be asked in time."""
     ident = SandboxId(secrets.token_hex(8))
-    place = await finish(asyncio.to_thread(data.prepare_spare, ident, None), within_s=PREPARE_S)
     try:
+        place = await finish(asyncio.to_thread(data.prepare_spare, ident, None), within_s=PREPARE_S)
         async with asyncio.timeout(within_s):
             directory = await finish(asyncio.to_thread(data.run_dir, ident), within_s=PREPARE_S)
             spec = SandboxSpec(ident, place.uid, place.gid, place.workspace, place.user, directory, config.limits)
@@ -39,8 +39,11 @@ async def ask(backend: Backend, data: DataRoot, config: SandboxConfig, code: str
         log.warning("programs of a sandbox could not be asked", extra={"error": f"{type(error).__name__}: {error}"})
         return ""
     finally:
-        await finish(asyncio.to_thread(data.drop_run_dir, ident), within_s=PREPARE_S)
-        await finish(asyncio.to_thread(data.drop_spare, ident, None), within_s=PREPARE_S)
+        try:
+            await finish(asyncio.to_thread(data.drop_run_dir, ident), within_s=PREPARE_S)
+            await finish(asyncio.to_thread(data.drop_spare, ident, None), within_s=PREPARE_S)
+        except (OSError, TimeoutError) as error:  # it goes with the next start
+            log.warning("what was made to ask programs is left", extra={"error": f"{type(error).__name__}: {error}"})
 
 
 async def _asked(backend: Backend, spec: SandboxSpec, limits: LinkLimits, code: str, within_s: float) -> str:
