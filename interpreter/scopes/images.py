@@ -17,6 +17,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 import struct
@@ -61,6 +62,8 @@ _SUPERBLOCK = 1024
 _UMOUNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _LITTLE_BYTES = 16 * MIB
 
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes a space, a tab, a newline and a backslash in a path."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -273,9 +276,9 @@ def _tried(folder: Path) -> str | None:
 def _is_shared(folder: Path) -> bool:
     """Whether what is mounted in ``folder`` is mounted outside of this mount namespace too."""
     best, is_shared = "", False
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").split("\n")[:-1]:
         fields = line.split()
-        place = fields[4].encode().decode("unicode_escape")
+        place = _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4])
         if folder.is_relative_to(place) and len(place) >= len(best):
             best, is_shared = place, any(word.startswith("shared:") for word in fields[6 : fields.index("-")])
     return is_shared
