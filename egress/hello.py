@@ -2,7 +2,7 @@
 
 Promises: pure, bounded, ``NotTls`` and nothing else is raised, whatever the bytes. A hello may be split over records and over
 reads at any byte.
-Leaves to tunnel.py: comparing the name, and waiting for more.
+Leaves to visit.py: comparing the name, and waiting for more.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Own:
 
     @classmethod
     def of(cls, told: protocol.Own) -> Own:
-        """Raises PolicyError."""
+        """Return what the service told, read. Raises PolicyError."""
         packed = (_literal(text).packed for text in told.addresses)
         return cls(frozenset(each for each in packed if each is not None), frozenset(told.ports))
 

@@ -1,7 +1,7 @@
 """The egress process: started by the service and beside it, or one that runs elsewhere and is dialled.
 
 Promises: ``connect`` gives a connection to a process that knows nothing yet; a process of ours ends with its connection, and with
-this service, however that ends. It gets no variable of the service but those that are about names and certificates.
+this service, however that ends. Of the service's variables it gets those that Python and the resolver read, and no other.
 Leaves to control.py: what is said, and when to connect again.
 """
 

@@ -39,9 +39,9 @@ class Execution:
         self.error: ServiceError | None = None
         self.events = EventLog(execution_id) if events is None else events
         self.asks = False
+        """Whether it waits for input."""
         self.asked: Asked | None = None
         """What it waits for, where that is known."""
-        """Whether it waits for input."""
         self.denials = Denials()
         """What it was refused on its way out."""
         self._shown = False  # whether what it displayed is among the events
