@@ -1,4 +1,7 @@
-"""Run the rows against a real service with the bubblewrap backend; write ``bench.json``; exit 1 if over a limit."""
+"""Measure the service beside what people would use instead; write bench.json, bench.svg and bench.png; exit 1 if over a limit.
+
+Each row says how it was taken. The machine should do nothing else: the last column of the table is its load.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -13,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench import containers, egress, files, languages, measure, rows, scale, streams
-from tests.bench.rows import Caller
+from tests.bench.rows import PYTHON, Caller
 from tests.e2e.conftest import running
 
 ROWS = {**rows.ROWS, **streams.ROWS, **scale.ROWS, **languages.ROWS, **containers.ROWS, **files.ROWS, **egress.ROWS}
@@ -45,6 +49,8 @@ def main() -> None:
     host = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
     found = {key: row.to_json() for name, each in taken.items() for key, row in _keys(name, each)}
     Path("bench.json").write_text(json.dumps({"host": host, "rows": found}, indent=1) + "\n")
+    if only is None:
+        subprocess.run([PYTHON, Path(__file__).with_name("plot.py"), "bench.json", "bench"], check=True)
     sys.exit(not all(row.within for row in rows))
 
 

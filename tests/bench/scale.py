@@ -23,10 +23,7 @@ AGE = 10_000
 
 def neighbours(_service: Cellbox, _caller: Caller) -> measure.Rows:
     """A cell beside 200 idle sessions and beside none; what each of them weighs; and what it takes until one has gone."""
-    with (
-        serving(max_sessions=f"{NEIGHBOURS + 1}", runtime_backend="bubblewrap") as (busy, caller),
-        serving(runtime_backend="bubblewrap") as (_, other),
-    ):
+    with serving(max_sessions=f"{NEIGHBOURS + 1}", runtime_backend="bubblewrap") as (busy, caller):
         scopes = [fresh("idle") for _ in range(NEIGHBOURS)]
         for number, scope in enumerate(scopes):
             measure.show("sandboxes", number, NEIGHBOURS)
@@ -35,15 +32,16 @@ def neighbours(_service: Cellbox, _caller: Caller) -> measure.Rows:
         sizes = [sum(map(pss_mb, tree)) for tree in sandbox_trees(busy.process.pid)]
         assert len(sizes) == NEIGHBOURS, f"{len(sizes)} sandboxes on the host"
         scope = fresh("one")
-        beside = measure.against(
-            f"stateful exec beside {NEIGHBOURS} idle sessions",
-            lambda: caller.cell("40 + 2", scope=scope),
-            "without any other",
-            lambda: other.cell("40 + 2", scope=scope),
-            n=500,
-            warm_up=50,
-            limit=1.1,
-        )
+        with serving(runtime_backend="bubblewrap") as (_, other):
+            beside = measure.against(
+                f"stateful exec beside {NEIGHBOURS} idle sessions",
+                lambda: caller.cell("40 + 2", scope=scope),
+                "without any other",
+                lambda: other.cell("40 + 2", scope=scope),
+                n=500,
+                warm_up=50,
+                limit=1.1,
+            )
         answered, gone = [], []
         for each in scopes[:20]:
             was = busy.processes(each)
