@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tornado.httpserver import HTTPServer
-from tornado.iostream import IOStream, UnsatisfiableReadError
+from tornado.iostream import IOStream, StreamClosedError, UnsatisfiableReadError
 
 from interpreter.errors import InvalidRequest, ServiceError
 from interpreter.http.accept import Acceptor
@@ -170,7 +170,11 @@ class ApiStream(IOStream):
         with self.socket.dup() as connection:
             while at < stop:
                 self._check_closed()
-                sent, why = await run(partial(_send_now, connection, source, at, stop))
+                try:
+                    sent, why = await run(partial(_send_now, connection, source, at, stop))
+                except ConnectionError as error:  # the peer has gone, which is no fault of ours
+                    self.close()
+                    raise StreamClosedError(error) from error
                 at += sent
                 if why == "ended":
                     break

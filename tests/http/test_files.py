@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import logging
 import os
 import re
 import shutil
+import socket
+import struct
 import tarfile
 import threading
 import zipfile
@@ -692,6 +695,23 @@ async def test_readers_that_read_nothing_of_a_file_hinder_nobody_and_are_dropped
         for writer in idle:
             writer.close()
         await until(lambda: descriptors() <= before)
+
+
+async def test_a_reader_that_breaks_off_in_the_middle_of_a_file_is_no_fault_of_ours(caplog):
+    async with serving() as served:
+        await put(served, "f")
+        os.truncate(workspace(served) / "f", 64 * 2**20)
+        before = descriptors()
+        for _ in range(5):
+            reader, writer = await served.connect()
+            writer.write(head(served, "f").replace(b"PUT", b"GET", 1))
+            await reader.readuntil(b"\r\n\r\n")
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()  # which is a reset, told to whoever writes next
+        await until(lambda: not served.server.connections)
+        await until(lambda: descriptors() <= before)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_reader_at_any_pace_gets_every_byte_of_a_file():
