@@ -25,8 +25,8 @@ SANDBOX = 3
 """Its link, its supervisor's pidfd and the pipe of its reports; whatever runs in it. An execution takes none: what it writes is
 kept in files that are open while something is added or read, one of all at a time (executions/spool.py)."""
 
-CONNECTION = 2
-"""Itself, and the file that it is sent."""
+CONNECTION = 3
+"""Itself, and while a file is sent, the file and a second one of itself."""
 
 OPEN_FILES = 65_536
 """As many as a start asks for where it needs fewer and the host allows them."""
