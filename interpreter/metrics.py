@@ -19,6 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from egress.protocol import Reason
 from interpreter.languages import LANGUAGES
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -28,19 +29,8 @@ StartKind = Literal["session", "spare", "adopted"]
 _RUN_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 _QUEUE_S = (0.01, 0.1, 1.0, 10.0, 60.0)
 _START_S = (0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0)
-DENIED = (
-    "not_allowed",
-    "denied_by_rule",
-    "port",
-    "metadata_address",
-    "own_address",
-    "private_address",
-    "reserved_address",
-    "not_tls",
-    "no_server_name",
-    "other_server_name",
-)
-"""Why a way out was refused: of the egress process's protocol; any other is counted as ``other``."""
+DENIED: tuple[str, ...] = get_args(Reason)
+"""Why a way out was refused; any other is counted as ``other``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "interpreter.wording": set(),
     "interpreter.settings": {"interpreter.listen"},
     "interpreter.languages": set(),
-    "interpreter.metrics": {"interpreter.languages"},
+    "interpreter.metrics": {"interpreter.languages", "egress.protocol"},
     "interpreter.wire": set(),
     "interpreter.wire_files": {"interpreter.wire"},
     "interpreter.wire_scopes": {"interpreter.wire"},
