@@ -263,7 +263,7 @@ def _exec(
     waits_s = 0.0
     if not detach:
         queue_s = options.get("queue_timeout")
-        waits_s = _INSTALL_S if "requirements.txt" in options.get("files", {}) else 0.0
+        waits_s = _INSTALL_S if "requirements.txt" in (options.get("files") or {}) else 0.0
         waits_s += (options.get("timeout") or _LONGEST_RUN_S) + (
             wire.DEFAULT_QUEUE_TIMEOUT_S if queue_s is None else queue_s
         )
