@@ -70,6 +70,11 @@ def test_files_of_an_exec_are_sent_as_text_or_base64(tmp_path: Path) -> None:
         assert (steps, error.code) == ([], "invalid_request")
 
 
+def test_a_field_that_is_none_is_as_one_that_is_left_out() -> None:
+    steps, _ = walked(execute(files=None, env=None), httpx.Response(200, json=ANSWER))
+    assert steps[0].body.keys().isdisjoint({"files", "env"})
+
+
 def test_an_answer_is_waited_for_as_long_as_requirements_may_take() -> None:
     ways = [execute(timeout=1), execute(timeout=1, files={"requirements.txt": "x"})]
     waits = [walked(way, httpx.Response(200, json=ANSWER))[0][0].answer_s for way in ways]
