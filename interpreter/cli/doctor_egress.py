@@ -97,7 +97,11 @@ def _names(found: Settings) -> list[str]:
     hosts = [
         host for word in found.egress_allowlist for host in (known.get(word, ()) if word in entries.TOOLS else (word,))
     ]
-    plain = [host.partition(":")[0] for host in hosts if "*" not in host and not host.startswith(("[", "@")) and host.count(":") < 2]
+    plain = [
+        host.partition(":")[0]
+        for host in hosts
+        if "*" not in host and not host.startswith(("[", "@")) and host.count(":") < 2
+    ]
     return list(dict.fromkeys(plain))[:_MOST_NAMES]
 
 
