@@ -16,7 +16,6 @@ RUN export DEBIAN_FRONTEND=noninteractive \
  && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null
 COPY pyproject.toml README.md LICENSE /source/
 COPY egress/ /source/egress/
-COPY egress/ /source/egress/
 COPY interpreter/ /source/interpreter/
 COPY kernels/ /source/kernels/
 COPY runtime/ /source/runtime/
