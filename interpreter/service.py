@@ -175,12 +175,11 @@ class Interpreter:
                 clock=self._clock,
             )
             self.notices += self._data.volumes.notices
-        except RecordsError as error:
-            self._data.close()
-            raise DataRootError(str(error)) from error
-        except BaseException:
+        except BaseException as error:
             await self._ways.aclose()
             self._data.close()
+            if isinstance(error, RecordsError):
+                raise DataRootError(str(error)) from error
             raise
         if self._config.pool and not await asyncio.to_thread(self._can_spare):
             self._plan.limit = 0
