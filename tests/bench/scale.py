@@ -23,15 +23,14 @@ AGE = 10_000
 
 def neighbours(_service: Cellbox, _caller: Caller) -> measure.Rows:
     """A cell beside 200 idle sessions and beside none; what each of them weighs; and what it takes until one has gone."""
-    with serving(max_sessions=f"{NEIGHBOURS + 1}", runtime_backend="bubblewrap") as (busy, caller):
-        scopes = [fresh("idle") for _ in range(NEIGHBOURS)]
-        for number, scope in enumerate(scopes):
+    with serving(max_sessions=f"{NEIGHBOURS + 2}", runtime_backend="bubblewrap") as (busy, caller):
+        scope = fresh("idle")
+        for number in range(NEIGHBOURS):
             measure.show("sandboxes", number, NEIGHBOURS)
-            caller.cell("1", scope=scope)
+            caller.cell("1", scope=scope, session=f"s{number}")
         time.sleep(3)  # what a start leaves to do is done by then; there is no event to wait for
         sizes = [sum(map(pss_mb, tree)) for tree in sandbox_trees(busy.process.pid)]
         assert len(sizes) == NEIGHBOURS, f"{len(sizes)} sandboxes on the host"
-        scope = fresh("one")
         with serving(runtime_backend="bubblewrap") as (_, other):
             beside = measure.against(
                 f"stateful exec beside {NEIGHBOURS} idle sessions",
@@ -43,10 +42,11 @@ def neighbours(_service: Cellbox, _caller: Caller) -> measure.Rows:
                 limit=1.1,
             )
         answered, gone = [], []
-        for each in scopes[:20]:
-            was = busy.processes(each)
+        for _ in range(20):
+            caller.cell("1", scope=(ends := fresh("ends")))
+            was = busy.processes(ends)
             begun = time.perf_counter()
-            caller.call("DELETE", f"/v1/scopes/{each}?purge=true")
+            caller.call("DELETE", f"/v1/scopes/{ends}?purge=true")
             answered.append((time.perf_counter() - begun) * 1000)
             while not all(map(waiting.gone, was)):
                 time.sleep(0.001)
@@ -55,8 +55,8 @@ def neighbours(_service: Cellbox, _caller: Caller) -> measure.Rows:
     return [
         beside,
         weight,
-        measure.of("a session's end, answered (mean)", answered, limit=20, unit="ms", key="teardown"),
-        measure.of("a session's end, all of it gone (mean)", gone, limit=1000, unit="ms", key="teardown-2"),
+        measure.alone("a session's end, answered", iter(answered).__next__, n=len(answered), warm_up=0, limit=20),
+        measure.alone("a session's end, all of it gone", iter(gone).__next__, n=len(gone), warm_up=0, limit=1000),
     ]
 
 
