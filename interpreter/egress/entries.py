@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable
 
 TOOLS = ("@pypi", "@npm")
-_NAME = re.compile(
-    r"(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*\.?"
-)
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_NUMERIC = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+"""The last label of what resolvers take for an IPv4 address."""
+_LONGEST_NAME = 253
 _WITH_PORT = re.compile(r"(?P<host>\*|\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::(?P<port>[0-9]{1,5}))?")
 _MAX_LENGTH = 300
 
@@ -37,7 +38,15 @@ def _is_entry(entry: str) -> bool:
     if match is None or (match["port"] is not None and not 0 < int(match["port"]) < 65536):
         return False
     host = match["host"]
-    return host == "*" or _NAME.fullmatch(host) is not None or _is_address(host.removeprefix("[").removesuffix("]"))
+    if host.startswith("["):
+        return ":" in host and _is_address(host[1:-1])
+    return host == "*" or _is_name(host.removeprefix("*.")) or _is_address(host)
+
+
+def _is_name(text: str) -> bool:
+    name = text.removesuffix(".")
+    labels = name.split(".")
+    return len(name) <= _LONGEST_NAME and all(map(_LABEL.fullmatch, labels)) and not _NUMERIC.fullmatch(labels[-1])
 
 
 def _is_address(text: str) -> bool:

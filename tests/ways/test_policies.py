@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from egress.policy import Rules as Judged
+from egress.protocol import Policy
 from interpreter.egress import entries
 from interpreter.egress.policies import Policies, PolicyError, Rules, parse
 from interpreter.keys import Key
@@ -25,7 +29,8 @@ def allowed(text: str, scope: str = "ada", session: str | None = None) -> tuple[
     [
         "https://data.example", "data.example/path", "data_.example", "*:0", "a b", "", "*.", "**.example", "a.*.example",
         "data.example:", "data.example:99999", "data.example:8_0", "@other", "user@data.example", "ｄata.example", "-a.example",
-        "[::1", "fe80::1%eth0", "a" * 301,
+        "[::1", "fe80::1%eth0", "a" * 301, "1.2.3", "010.1.1.1", "*.1.2.3.4", "1.2.3.4.", "data.0x7f", "[1.2.3.4]:443",
+        f"{'a' * 64}.example", ".".join(["a" * 60] * 5), "[]", "-", ".",
     ],
 )  # fmt: skip
 def test_what_is_no_entry(wrong):
@@ -38,6 +43,15 @@ def test_what_is_no_entry(wrong):
 )  # fmt: skip
 def test_what_is_one(right):
     assert entries.wrong([right, "@pypi", "@npm"]) == []
+
+
+@given(st.text("aA019fx.-*:[]%/@_ ", max_size=24))
+@example("1.2.3")
+@example("[1.2.3.4]")
+def test_what_is_an_entry_here_is_one_to_the_egress_process(entry):
+    """Else a file is accepted here and has no effect there."""
+    if not entries.wrong([entry], names=()):
+        Judged(Policy(allow=(entry,), deny=(entry,)))
 
 
 def test_without_a_file_the_settings_hold_for_all():
