@@ -331,12 +331,12 @@ class Manager:
 
     async def _cleanup(self, live: Live) -> None:
         """End all of ``live``, from outside."""
+        self._ways.close(live.row.id)  # first: nothing gets out of one that cannot be ended
         try:
             if live.sandbox is not None:
                 await _stopped(live)
             if live.hello is not None:
                 await live.connection.wait_closed()
-            self._ways.close(live.row.id)
             await asyncio.to_thread(self._data.drop_run_dir, live.row.id)
             if live.giving is not None:
                 await asyncio.wait([live.giving])
