@@ -158,7 +158,7 @@ def test_a_double_forked_daemon_does_not_survive_its_run(cellbox: Cellbox, scope
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("stateful", [False, pytest.param(True, marks=pytest.mark.long_on_docker)])
 def test_a_fork_loop_is_ended(cellbox: Cellbox, scope: str, stateful: bool) -> None:
     cellbox.exec("1", scope=scope, session="s", stateful=stateful)
     before = len(cellbox.processes(scope))

@@ -188,12 +188,15 @@ def test_nothing_outside_the_temporary_folders_is_writable(inside):
     assert [line for line in said.out.splitlines() if not re.match(r"/(var|run)/(tmp|lock)$", line)] == []
 
 
-def test_no_traces_of_how_it_was_made(inside):
+@pytest.mark.parametrize(
+    "but", ["--exclude='*.so*'", pytest.param("", marks=pytest.mark.soak)], ids=["texts and bytecode", "libraries too"]
+)
+def test_no_traces_of_how_it_was_made(inside, but):
     """Neither the folder that it was made from nor the settings of the host's package managers."""
     said = inside(
         "bash",
         "-c",
-        f"""grep -rlF --exclude='*.so*' {shlex.quote(str(ROOT) + "/")} /opt/cellbox /etc /usr/local /root
+        f"""grep -rlF {but} {shlex.quote(str(ROOT) + "/")} /opt/cellbox /etc /usr/local /root
         find / -xdev '(' -name pip.conf -o -name .npmrc -o -name .netrc -o -name .git -o -name '.venv*' ')' \
           ! -path '*/node_modules/*'
         ls -A /root/.cache /opt/user /opt/workspace /etc/ssl/private /var/lib/apt/lists 2>/dev/null | grep -v ':$'""",

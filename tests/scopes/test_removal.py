@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -31,9 +32,20 @@ def trash(tmp_path: Path) -> Path:
     return path
 
 
-def test_twenty_thousand_levels(trash: Path) -> None:
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("few_descriptors")
+@pytest.mark.parametrize("levels", [5_000, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_more_levels_than_a_path_a_recursion_and_descriptors_can_have(trash: Path, levels: int) -> None:
+    """A path has 4,096 bytes, of which each level takes two; a recursion has 1,000 levels."""
     current = os.open(trash, os.O_RDONLY | os.O_DIRECTORY)
-    for _ in range(20_000):
+    for _ in range(levels):
         os.mkdir("d", dir_fd=current)
         following = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=current)
         os.close(current)
