@@ -47,6 +47,7 @@ class Incoming:
     async def start(self, parts: Parts) -> None:
         """Begin a file: what is added from now on is its. Nothing after ``discard``."""
         await self._flush()
+        await self._idle()  # the end of the file before is written by another thread
         if not self._discarded:
             self._working = self._begin(lambda: self._open(parts))
             await self._working
