@@ -51,13 +51,13 @@ async def test_the_next_file_begins_once_the_end_of_the_one_before_is_written() 
         return begun[-1]
 
     incoming = Incoming(begin, lambda _parts: None, lambda: None, BLOCK_BYTES)  # type: ignore[arg-type,return-value]
-    first = asyncio.ensure_future(incoming.start([b"one"]))
+    first = loop.create_task(incoming.start([b"one"]))
     await asyncio.sleep(0)
     begun[0].set_result(None)
     await first
     incoming._uploads.append(None)  # type: ignore[arg-type]
     await incoming.add(b"its end")
-    second = asyncio.ensure_future(incoming.start([b"two"]))
+    second = loop.create_task(incoming.start([b"two"]))
     for _ in range(3):
         await asyncio.sleep(0)
     assert len(begun) == 2
