@@ -95,8 +95,8 @@ class Shell:
             (folder / name).write_text(text)
         self._closed = False
         self._opened: dict[str, os.stat_result] = {}
-        self._control = self._open("control", self._hear)
-        self._answers = self._open("answer", self._gather)
+        self._control = Pump(self._named("control"), self._hear, prompt=True)
+        self._answers = Pump(self._named("answer"), self._gather)  # nobody waits for it: ``_lines`` reads the rest
         self._shown = self._named("shown")
 
     @property
@@ -315,10 +315,6 @@ class Shell:
         )
         self._pumps.add(pump)
         return pump
-
-    def _open(self, name: str, receive: Callable[[bytes], None]) -> Pump:
-        """Make a named pipe that has no end, and read it."""
-        return Pump(self._named(name), receive, prompt=True)
 
     def _named(self, name: str) -> int:
         """Make a named pipe that has no end; return its descriptor."""
