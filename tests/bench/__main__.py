@@ -44,8 +44,10 @@ def main() -> None:
                         taken[name] = [measure.LeftOut(name, f"it failed with {error!r:.200}", failed=True)]
                     finally:
                         caller.close()
+            if len(taken) == 1:
+                print(measure.HEAD)
+            print(*map(measure.line, taken[name]), sep="\n", flush=True)
     rows = [row for each in taken.values() for row in each]
-    print(measure.table(rows))
     host = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
     found = {key: row.to_json() for name, each in taken.items() for key, row in _keys(name, each)}
     Path("bench.json").write_text(json.dumps({"host": host, "rows": found}, indent=1) + "\n")

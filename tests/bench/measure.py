@@ -185,30 +185,26 @@ def show(name: str, done: int, total: int) -> None:
         sys.stderr.flush()
 
 
-def table(rows: Rows) -> str:
-    """The rows for a terminal, and for the README as they are."""
-    lines = [
-        "| | median | p95 | p99 | beside it | its median | ratio | limit | n | load |",
-        "| --- | --: | --: | --: | --- | --: | --: | --: | --: | --- |",
+HEAD = """\
+| | median | p95 | p99 | beside it | its median | ratio | limit | n | load |
+| --- | --: | --: | --: | --- | --: | --: | --: | --: | --- |"""
+
+
+def line(row: Row | LeftOut) -> str:
+    """The row for a terminal, and for the documents as it is. It stands below ``HEAD``."""
+    if isinstance(row, LeftOut):
+        return f"| {row.name} | left out: {row.why} | | | | | | | | |"
+    limit = f"{row.limit:g}" if row.ratio is not None else f"{row.limit:g} {row.unit}"
+    cells = [
+        row.name,
+        f"{row.median:.1f} {row.unit}",
+        f"{row.p95:.1f}",
+        f"{row.p99:.1f}",
+        row.compared_with or "",
+        f"{row.other_median:.1f} {row.unit}" if row.other_median is not None else "",
+        f"{row.ratio:.2f}" if row.ratio is not None else "",
+        f"{limit}{'' if row.within else ' **over**'}",
+        str(row.n),
+        f"{row.load[0]:.1f} to {row.load[1]:.1f}",
     ]
-    for row in rows:
-        if isinstance(row, LeftOut):
-            lines.append(f"| {row.name} | left out: {row.why} | | | | | | | | |")
-            continue
-        other = f"{row.other_median:.1f} {row.unit}" if row.other_median is not None else ""
-        ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
-        limit = f"{row.limit:g}" if row.ratio is not None else f"{row.limit:g} {row.unit}"
-        cells = [
-            row.name,
-            f"{row.median:.1f} {row.unit}",
-            f"{row.p95:.1f}",
-            f"{row.p99:.1f}",
-            row.compared_with or "",
-            other,
-            ratio,
-            f"{limit}{'' if row.within else ' **over**'}",
-            str(row.n),
-            f"{row.load[0]:.1f} to {row.load[1]:.1f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return f"| {' | '.join(cells)} |"
