@@ -85,14 +85,17 @@ LONG = {"half a frame and nothing more"}
 """Whoever asks for such a sandbox waits until it has had its time."""
 
 
-@pytest.mark.long_on_docker
+def _marks(name: str) -> pytest.MarkDecorator | list[pytest.MarkDecorator]:
+    """One of them is short on docker too."""
+    if name in LONG:
+        return pytest.mark.soak
+    return [] if name == "junk" else pytest.mark.long_on_docker
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("first", "flood"),
-    [
-        pytest.param(*attack, id=name, marks=[pytest.mark.soak] if name in LONG else [])
-        for name, attack in ATTACKS.items()
-    ],
+    [pytest.param(*attack, id=name, marks=_marks(name)) for name, attack in ATTACKS.items()],
 )
 def test_who_dials_in_place_of_sandboxd_costs_its_own_sandbox(
     serve: Serve, scope: str, first: bytes, flood: bytes
