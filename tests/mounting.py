@@ -29,3 +29,9 @@ def below(directory: Path) -> list[str]:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     places = [line.split()[4].encode().decode("unicode_escape") for line in lines]
     return sorted(place for place in places if Path(place).is_relative_to(directory))
+
+
+def may_grow_in_use() -> bool:
+    """Whether we have CAP_SYS_RESOURCE."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
+    return bool(int(line.split()[1], 16) >> 24 & 1)

@@ -136,6 +136,66 @@ def test_data_and_sandboxes_from_before_come_under_the_quota(serve: Serve, scope
 
 
 @pytest.mark.long_on_docker
+def test_a_larger_number_holds_for_sandboxes_that_live_and_a_smaller_one_when_they_have_gone(
+    serve: Serve, scope: str
+) -> None:
+    """Over restarts, with a sandbox that is adopted each time."""
+    service = serve(scope_quota_mb="32")
+    service.cell("x = 1", scope=scope, session="s")
+    filled = _filled(service, scope)
+    assert filled < 32 * MIB
+
+    _again(service, "64")
+    assert service.cell("x", scope=scope, session="s")["state"] == "kept"
+    assert _limit(service, scope) == (64 * MIB if mounting.may_grow_in_use() else 32 * MIB)
+    assert (_filled(service, scope) > 48 * MIB) == mounting.may_grow_in_use()
+
+    service.exec("truncate -s 1M filler", language="bash", scope=scope, session="s")
+    _again(service, "48")
+    assert "1 scopes in use keep the larger one" in service.log or not mounting.may_grow_in_use()
+    assert service.cell("x", scope=scope, session="s")["state"] == "kept"
+    assert service.client.delete(f"/v1/scopes/{scope}/sessions/s?force=true").json()["removed"] == 1
+
+    _again(service, "48")
+    assert _filled(service, scope) < 48 * MIB
+    assert _limit(service, scope) == 48 * MIB
+
+    # Less than is used: the start is refused and says why, and nothing is lost.
+    assert service.client.delete(f"/v1/scopes/{scope}/sessions/s?force=true").json()["removed"] == 1
+    service.end(signal.SIGTERM)
+    service._environment["SANDBOX_SCOPE_QUOTA_MB"] = "32"
+    refused = service.command("serve")
+    assert (refused.returncode != 0, "SANDBOX_SCOPE_QUOTA_MB=32 is less than scopes use" in refused.stderr) == (
+        True,
+        True,
+    )
+    assert scope in refused.stderr
+    service._environment["SANDBOX_SCOPE_QUOTA_MB"] = "48"
+    service.start()
+    assert service.exec("stat -c %s filler", language="bash", scope=scope, session="s")["exit_code"] == 0
+
+
+def _again(service: Cellbox, quota_mb: str) -> None:
+    """Have another service go on with another quota, which adopts the sandboxes."""
+    service.end(signal.SIGTERM)
+    service._environment["SANDBOX_SCOPE_QUOTA_MB"] = quota_mb
+    service.start()
+
+
+def _filled(service: Cellbox, scope: str) -> int:
+    """Write inside until no more is taken; return how many bytes were."""
+    out = service.exec(FILL, language="bash", scope=scope, session="s")["stdout"]
+    assert "No space left on device" in out
+    return int(out.split()[-1])
+
+
+def _limit(service: Cellbox, scope: str) -> int:
+    (found,) = [each for each in service.client.get("/v1/scopes").json()["scopes"] if each["scope"] == scope]
+    limit: int = found["disk_limit_bytes"]
+    return limit
+
+
+@pytest.mark.long_on_docker
 def test_many_scopes_at_once(serve: Serve, scope: str) -> None:
     service = serve(scope_quota_mb="64", max_sessions="4")
     with ThreadPoolExecutor(16) as pool:

@@ -71,12 +71,6 @@ def used(place: Path, folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", seen], check=True)
 
 
-def may_grow_in_use() -> bool:
-    """Whether we have CAP_SYS_RESOURCE."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
-    return bool(int(line.split()[1], 16) >> 24 & 1)
-
-
 def test_a_scope_fills_its_own_file_system_and_no_other(make: Make) -> None:
     root = make()
     full, other = root.prepare(Key("full", None)), root.prepare(Key("other", "s"))
@@ -231,7 +225,7 @@ def test_one_in_use_is_made_larger_where_the_host_allows_and_stays_whole_where_n
     (root.prepare(Key("u", None)).workspace / "file").write_text("kept")
     with used(root.path / "u", tmp_path):
         place = make(64).prepare(Key("u", None)).workspace
-        assert (fill(place) > 48 * MIB) == may_grow_in_use()
+        assert (fill(place) > 48 * MIB) == mounting.may_grow_in_use()
         assert (place / "file").read_text() == "kept"
     (place / "filler").unlink()
     assert fill(make(64).prepare(Key("u", None)).workspace) > 48 * MIB
