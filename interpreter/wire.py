@@ -8,7 +8,8 @@ Leaves to http/: which status an error has, settings' limits (code, timeouts), a
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
@@ -43,6 +44,9 @@ class Request(BaseModel):
     """Base of what clients send: exact types, no field that is not known."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    HINTS: ClassVar[Mapping[str, str]] = {}
+    """What whoever leaves a field out is told besides: what it may be, or what else may have been meant."""
 
 
 class Base64Content(Request):

@@ -6,7 +6,8 @@ As wire.py, which has the rules that hold for all of them.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -48,6 +49,10 @@ class ListingQuery(FileQuery):
 class ChangeQuery(FileQuery):
     """What is to be done with an entry."""
 
+    HINTS: ClassVar[Mapping[str, str]] = {
+        "op": "mkdir, move, copy or chmod. A file is stored by PUT; several at once by a POST of multipart/form-data to"
+        " /v1/files/{scope}, without a slash at its end"
+    }
     op: Literal["mkdir", "move", "copy", "chmod"] = Field(description="What.")
     to: str | None = Field(
         default=None, description="`move` and `copy`: the new path, in the same directory of a session."

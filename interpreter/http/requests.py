@@ -98,4 +98,7 @@ def _explained(model: type[BaseModel], error: ValidationError, kind: str) -> Ser
     name = str(detail["loc"][0])
     if len(detail["loc"]) > 1:
         name = f"{name}[{quoted(str(detail['loc'][1]))}]"
+    hints = model.HINTS if issubclass(model, wire.Request) else {}
+    if detail["type"] == "missing" and name in hints:
+        said += f": {hints[name]}"
     return InvalidRequest(f"{name} {said}.")

@@ -356,6 +356,14 @@ async def test_a_change_that_is_malformed_is_400(served: Served, query):
     assert await names(served) == ["f"]
 
 
+@pytest.mark.parametrize("media", ["application/octet-stream", "multipart/form-data; boundary=b"])
+async def test_a_body_that_is_posted_to_a_path_is_told_where_files_go(served: Served, media):
+    reply = await served.call("POST", AT, TEXT, Content_Type=media)
+    assert (reply.status, reply.code) == (400, "invalid_request")
+    assert "stored by PUT" in reply.json["message"]
+    assert "POST of multipart/form-data to /v1/files/{scope}," in reply.json["message"]
+
+
 async def test_what_is_below_a_directory_is_listed_with_paths(served: Served):
     for name in ("d/a.csv", "d/e/b.csv", "d/e/%FF"):
         await put(served, name)
