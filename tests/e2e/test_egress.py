@@ -19,6 +19,7 @@ import pytest
 
 from tests import engines
 from tests.e2e import origin as origins
+from tests.e2e import wheels
 from tests.e2e.conftest import CONFINED, Cellbox, running
 
 RUNTIMES = CONFINED
@@ -88,6 +89,28 @@ def test_pip_installs_for_a_running_kernel_and_for_all_sessions_of_the_scope(ser
         told = service.cell("import pluggy; print(pluggy.__file__, pluggy.__version__)", scope=scope, session=session)
         assert told["stdout"].startswith("/opt/user/.local/lib/"), told
         assert told["stdout"].endswith("1.6.0\n")
+
+
+def test_requirements_of_an_execution_are_installed_first_from_an_index_that_may_be_reached(service, origin, scope):
+    place = origin.root / "simple" / wheels.NAME.replace("_", "-")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / wheels.FILE).write_bytes(wheels.wheel())
+    env = trusting(service, origin, scope) | {
+        "PIP_INDEX_URL": f"{origin.url}/simple",
+        "PIP_CERT": "/opt/user/origin.pem",
+    }
+    code = f"import {wheels.NAME}; print({wheels.NAME}.SAID)"
+    answer = service.exec(
+        code, scope=scope, session="one", env=env, files={"requirements.txt": f"{wheels.NAME}==1.0\n"}
+    )
+    assert (answer["stdout"], answer["stderr"], answer["egress_denied"]) == (f"{wheels.SAID}\n", "", []), answer
+    # One that may not be reached is named, and the code does not run.
+    env["PIP_INDEX_URL"] = "https://index.example/simple"
+    answer = service.exec(
+        code, scope=scope, session="one", env=env, files={"requirements.txt": f"{wheels.NAME}==2.0\n"}
+    )
+    assert (answer["error"]["name"], answer["stdout"]) == ("RequirementsNotInstalled", "")
+    assert "index.example" in str(answer["egress_denied"])
 
 
 def test_npm_installs_in_the_workspace(service, scope):

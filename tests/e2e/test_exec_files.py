@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import wheels
 from tests.e2e.conftest import CONFINED, Cellbox
 
 RUNTIMES = CONFINED
@@ -104,6 +105,21 @@ def test_requirements_that_are_there_are_no_hindrance_and_others_are_said(cellbo
         assert "SANDBOX_NETWORK=none" in answer["stderr"]
     assert run(cellbox, scope, "ls ran", language="bash")["exit_code"] != 0
     assert run(cellbox, scope, "print(2)", stateful=True)["state"] == "kept"
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_requirement_that_comes_along_is_installed_before_the_code_runs(
+    cellbox: Cellbox, scope: str, stateful: bool
+) -> None:
+    code = f"import {wheels.NAME}; print({wheels.NAME}.SAID, {wheels.NAME}.__file__)"
+    assert "ModuleNotFoundError" in str(run(cellbox, scope, code, stateful=stateful))
+    files = {
+        wheels.FILE: {"base64": base64.b64encode(wheels.wheel()).decode()},
+        "requirements.txt": f"./{wheels.FILE}\n",
+    }
+    answer = run(cellbox, scope, code, stateful=stateful, files=files)
+    assert answer["stdout"].startswith(f"{wheels.SAID} /opt/user/.local/lib/"), answer
+    assert answer["files"] == [], "what the caller has sent is no news"
 
 
 def test_what_pip_says_comes_first_in_a_stream(cellbox: Cellbox, scope: str) -> None:
