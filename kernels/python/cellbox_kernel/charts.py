@@ -3,15 +3,18 @@
 ``describe`` returns what ``application/vnd.cellbox.chart+json`` holds (documented in ``interpreter/API.md``): for each axes its
 kind, title, axes and series. Nothing is drawn and nothing is computed for it: it is read off what the figure holds.
 
-Promises: JSON alone (no NaN); at most ``POINTS`` points, and what is longer is thinned evenly and says so. A figure that cannot
-be read has a picture and no numbers: ``ChartFormatter`` returns None then.
+Promises: JSON alone (no NaN); at most ``POINTS`` points, and what is longer is thinned evenly and says so; at most ``_BYTES``. A
+figure that cannot be read, or not within ``WITHIN_S``, has a picture and no numbers: ``ChartFormatter`` returns None then.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +30,11 @@ POINTS = 5000
 _SERIES_POINTS = 1000
 _TEXT = 200
 _DIGITS = 10
+_BYTES = 512 * 1024
+"""Of the JSON. Numbers alone are far below it; names of points may not be."""
+
+WITHIN_S = 1.0
+"""A million points take 10 ms, and 1,000 dates 50."""
 
 Json = dict[str, Any]
 _Read = Callable[[Any], Any]
@@ -45,8 +53,10 @@ class ChartFormatter(BaseFormatter):
         try:
             if figures is None or not isinstance(obj, figures.Figure):
                 return None
-            return describe(obj)
-        except Exception:  # noqa: BLE001 - whatever is odd about a figure, its picture is shown
+            return _short(_in_time(describe, obj))
+        except KeyboardInterrupt:  # of the cell
+            raise
+        except BaseException:  # noqa: BLE001 - whatever is odd about a figure, its picture is shown
             return None
 
 
@@ -58,6 +68,50 @@ def describe(figure: Any) -> Json:
     heading = getattr(figure, "_suptitle", None)
     title = None if heading is None else _text(heading.get_text())
     return {"title": title, "charts": charts, "truncated": room.short or len(every) > CHARTS}
+
+
+class _TooLongError(BaseException):
+    """Not an Exception, since what takes too long may catch those."""
+
+
+def _in_time(work: Callable[[Any], Json], figure: Any) -> Json:
+    """Return what ``work`` makes of ``figure``, in the main thread, which alone can be stopped. Raises _TooLongError.
+
+    A timer and a handler of the cell's own are as they were afterwards, if later by what this took.
+    """
+
+    over = False
+
+    def stop(*_: object) -> None:
+        if not over:
+            raise _TooLongError
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGALRM) is None:
+        raise _TooLongError
+    theirs = signal.setitimer(signal.ITIMER_REAL, 0)
+    handler = signal.signal(signal.SIGALRM, stop)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, WITHIN_S)
+            return work(figure)
+        finally:
+            over = True  # it may still come before this, and then ends this block and not the next one
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *theirs)
+
+
+def _short(found: Json) -> Json:
+    """Return ``found``; without points, ticks and categories if it is too long with them."""
+    if len(json.dumps(found)) <= _BYTES:
+        return found
+    found["truncated"] = True
+    for chart in found["charts"]:
+        chart["series"] = [{name: one[name] for name in ("kind", "label", "points")} for one in chart["series"]]
+        for axis in chart["axes"].values():
+            axis.pop("ticks", None), axis.pop("categories", None)
+    return found
 
 
 class _Room:
