@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ def dechunked(data: bytes) -> bytes:
     out = b""
     while True:
         line, _, data = data.partition(b"\r\n")
+        assert re.fullmatch(rb"[0-9a-fA-F]+", line), "an extension was passed on"
         size = int(line, 16)
         if size == 0:
             assert data == b"\r\n"
@@ -77,7 +79,6 @@ def test_chunks_are_written_anew_however_they_come(chunks: list[bytes], size: in
     data += b"000" + extension + b"\r\n" + (b"Trailer: dropped\r\n" if extended else b"") + b"\r\n"
     out, left = carried(Chunked(), data + b"GET /smuggled", size)
     assert dechunked(out) == b"".join(chunks)
-    assert b"name" not in out.replace(b"".join(chunks), b"") or not chunks
     assert left == b"GET /smuggled"
     assert carried(Chunked(plain=True), data, size) == (b"".join(chunks), b"")
 
