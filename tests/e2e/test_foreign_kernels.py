@@ -63,6 +63,7 @@ def test_an_unknown_one_is_answered_with_those_there_are(cellbox: Cellbox, scope
     assert (broken.status_code, broken.json()["code"]) == (503, "kernel_start_failed")
 
 
+@pytest.mark.alone  # it publishes a result some time after it has said that it is idle
 @pytest.mark.skipif(not DENO.exists(), reason="deno is not installed: make test")
 def test_deno(cellbox: Cellbox, scope: str) -> None:
     argv = ["/opt/user/deno", "jupyter", "--kernel", "--conn", "{connection_file}"]
