@@ -57,7 +57,7 @@ soak: python bubblewrap ## the long forms of the tests
 	@$(ENGINE) .venv/bin/pytest -m soak --timeout 1800
 
 .PHONY: bench
-bench: python bubblewrap ## the figures of the README; ONLY=name for one of them
+bench: python bubblewrap ## the figures of docs/performance.md; ONLY=name for one of them
 	@$(MAKE) -s -j2 $(TESTING) $(SANDBOX) $(NODE) $(INSIDE)
 	.venv/bin/python -m tests.bench $(ONLY)
 
